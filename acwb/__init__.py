@@ -1,0 +1,26 @@
+"""acwb: the activation-checkpointing workbench for PyTorch."""
+
+from acwb import compatibility
+
+compatibility.define_missing_torchvision_ops()  # before anything imports torchvision or transformers
+
+from acwb import models  # noqa: E402
+from acwb.errors import AcwbError, CaptureError, ChangedStepError  # noqa: E402
+from acwb.graph import Activation, Op, Phase, Role, StepGraph, Storage  # noqa: E402
+from acwb.step import TracedStep  # noqa: E402
+from acwb.tracer import trace  # noqa: E402
+
+__all__ = [
+    "Activation",
+    "AcwbError",
+    "CaptureError",
+    "ChangedStepError",
+    "Op",
+    "Phase",
+    "Role",
+    "StepGraph",
+    "Storage",
+    "TracedStep",
+    "models",
+    "trace",
+]

@@ -1,0 +1,221 @@
+"""Assembles the FX graph of a whole step from what was recorded: joint forward and backward, writing back, optimizer.
+
+What autograd does outside of the recorded ops is made explicit: the one that starts the backward pass, and the copy of
+a gradient whose layout or memory is not its own. Every node says its phase, its module, and (`val`) what it gives.
+"""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd.descriptors import (
+    BufferAOTInput,
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+)
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+
+from acwb import kernels
+from acwb.binder import Slot
+from acwb.errors import CaptureError
+from acwb.graph import Phase, Role
+from acwb.surveyor import storage_of
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Assembly:
+    """A step's graph in the making.
+
+    Attributes:
+        placeholders: the model's tensors, in the order of its slots, then the batch's.
+        gradients: for each parameter slot the node of its gradient, or None.
+        updates: positions among the placeholders of what the step writes back, with the node of the new value.
+    """
+
+    slots: tuple[Slot, ...]
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    placeholders: list[fx.Node] = field(default_factory=list)
+    loss: fx.Node | None = None
+    gradients: dict[int, fx.Node | None] = field(default_factory=dict)
+    updates: dict[int, fx.Node] = field(default_factory=dict)
+
+
+def slot_names(slots: Sequence[Slot]) -> list[str]:
+    """The names under which the model's tensors are presented to the export."""
+    return [f"slot_{number}" for number in range(len(slots))]
+
+
+def placeholder(graph: fx.Graph, name: str, role: Role, value: object, module: str = "") -> fx.Node:
+    """Add a placeholder for what exists before the step; `name` is the one that a person knows it by."""
+    node = graph.placeholder("".join(letter if letter.isalnum() else "_" for letter in name).strip("_"))
+    node.target = node.name
+    node.meta = {"val": value, "role": role, "storage": name, "module": module}
+    return node
+
+
+def assemble(joint: fx.Graph, slots: tuple[Slot, ...], input_names: Sequence[str]) -> Assembly:
+    """Make forward, backward and writing back from the joint graph of AOTAutograd."""
+    assembly = Assembly(slots)
+    copies = _copy_placeholders(assembly, joint, input_names)
+    _copy_ops(assembly.graph, joint, copies)
+    _read_results(assembly, joint, copies)
+    _own_gradients(assembly)
+    _write_back(assembly)
+    return assembly
+
+
+def finish(assembly: Assembly) -> fx.Graph:
+    """Close the graph: its output is the loss, the gradients and the new values."""
+    assembly.graph.output((assembly.loss, list(assembly.gradients.values()), list(assembly.updates.values())))
+    assembly.graph.lint()
+    return assembly.graph
+
+
+def _position(assembly: Assembly, description: object) -> int:
+    """Which placeholder of the step a descriptor of the export speaks of."""
+    if isinstance(description, (ParamAOTInput, BufferAOTInput)):
+        return slot_names(assembly.slots).index(description.target)
+    if isinstance(description, PlainAOTInput):
+        return len(assembly.slots) + description.idx
+    raise CaptureError(
+        f"The model writes into tensors that share memory with others ({description}), which cannot be captured: give "
+        "it copies."
+    )
+
+
+def _copy_placeholders(assembly: Assembly, joint: fx.Graph, input_names: Sequence[str]) -> dict[fx.Node, fx.Node]:
+    known = [(slot.name, slot.role, slot.name.rpartition(".")[0]) for slot in assembly.slots]
+    known += [(name, Role.INPUT, "") for name in input_names]
+    recorded = {
+        _position(assembly, node.meta["desc"]): node
+        for node in joint.nodes
+        if node.op == "placeholder" and node.meta["partitioner_tag"] == "is_forward"
+    }
+    for position, (name, role, module) in enumerate(known):
+        value = recorded[position].meta["val"]
+        assembly.placeholders.append(placeholder(assembly.graph, name, role, value, module))
+    return {node: assembly.placeholders[position] for position, node in recorded.items()}
+
+
+def _copy_ops(graph: fx.Graph, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+    phase = Phase.FORWARD
+    for node in [node for node in joint.nodes if node.op in ("call_function", "get_attr")]:
+        if phase is Phase.FORWARD and node.meta.get("partitioner_tag") == "is_backward":
+            phase = Phase.BACKWARD
+            _start_backward(graph, joint, copies)
+        if node.target in (aten.detach.default, aten.alias.default):
+            copies[node] = copies[node.args[0]]
+            continue
+        copy = graph.node_copy(node, copies.__getitem__)
+        if node.kwargs.get("generator") is not None:
+            raise CaptureError(f"{node.target} draws from a generator of its own: only the global one can be captured.")
+        if node.target is aten.bernoulli.p:
+            copy.target = kernels.bernoulli
+        copy.meta = {"val": node.meta["val"], "phase": phase, "module": node.meta.get("custom", {}).get("module", "")}
+        copies[node] = copy
+    if phase is Phase.FORWARD:
+        _start_backward(graph, joint, copies)
+
+
+def _start_backward(graph: fx.Graph, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+    """The derivative of the loss by itself, which the joint graph has as an input."""
+    for tangent in joint.find_nodes(op="placeholder"):
+        if tangent not in copies:
+            value = tangent.meta["val"]
+            one = graph.call_function(
+                aten.full.default, (list(value.shape), 1.0), {"dtype": value.dtype, "device": value.device}
+            )
+            one.meta = {"val": value, "phase": Phase.BACKWARD, "module": ""}
+            copies[tangent] = one
+
+
+def _read_results(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+    assembly.gradients = {position: None for position, slot in enumerate(assembly.slots) if slot.role is Role.PARAMETER}
+    (output,) = joint.find_nodes(op="output")
+    for node, description in zip(output.args[0], output.meta["desc"], strict=True):
+        if node is None:  # no gradient
+            continue
+        if isinstance(description, PlainAOTOutput):
+            assembly.loss = copies[node]
+        elif isinstance(description, InputMutationAOTOutput):
+            assembly.updates[_position(assembly, description.mutated_input)] = copies[node]
+        elif not isinstance(description, GradAOTOutput):
+            raise CaptureError(
+                f"The model changes the shape or memory of its inputs in place ({description}): give it copies."
+            )
+        else:
+            assembly.gradients[_position(assembly, description.grad_of)] = copies[node]
+
+
+def _own_gradients(assembly: Assembly) -> None:
+    """Give each gradient its parameter's layout and memory of its own, as autograd does when it sets `.grad`."""
+    taken = {
+        storage_of(node.meta["val"])
+        for node in (*assembly.placeholders, assembly.loss, *assembly.updates.values())
+        if node
+    }
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for position, gradient in assembly.gradients.items():
+        if gradient is None:
+            continue
+        parameter, value = assembly.placeholders[position].meta["val"], gradient.meta["val"]
+        if value.layout is not torch.strided:
+            raise CaptureError(
+                f"The gradient of {assembly.slots[position].name} is {value.layout}, and only dense ones can be captured: "
+                "use a dense one (sparse=False in an embedding)."
+            )
+        span = (value.storage_offset(), value.storage_offset() + value.numel())
+        others = spans.setdefault(storage_of(value), [])
+        shared = any(span[0] < end and start < span[1] for start, end in others)
+        if storage_of(value) in taken or shared or value.stride() != _gradient_strides(parameter, value):
+            assembly.gradients[position] = _copy_gradient(assembly.graph, gradient, parameter)
+        else:
+            others.append(span)
+
+
+def _gradient_strides(parameter: torch.Tensor, gradient: torch.Tensor) -> tuple[int, ...]:
+    """The strides that autograd gives a parameter's gradient; those of a dimension of size 1 do not matter."""
+    wanted = (
+        parameter.stride()
+        if is_non_overlapping_and_dense_or_false(parameter)
+        else torch.empty(parameter.shape, device="meta").stride()
+    )
+    return tuple(
+        have if size == 1 else want for size, have, want in zip(parameter.shape, gradient.stride(), wanted, strict=True)
+    )
+
+
+def _copy_gradient(graph: fx.Graph, gradient: fx.Node, parameter: torch.Tensor) -> fx.Node:
+    value = gradient.meta["val"]
+    arguments = (list(parameter.shape), list(_gradient_strides(parameter, parameter)))
+    siblings = list(gradient.all_input_nodes[0].users) if gradient.target is operator.getitem else [gradient]
+    with graph.inserting_after(siblings[-1]), value.fake_mode:
+        copy = graph.call_function(kernels.gradient_copy, (gradient, *arguments))
+        copy.meta = {**gradient.meta, "val": kernels.gradient_copy(value, *arguments)}
+    return copy
+
+
+def _write_back(assembly: Assembly) -> None:
+    """End the backward phase with one op that writes the new values into buffers and mutated inputs."""
+    if not assembly.updates:
+        return
+    existing = {storage_of(node.meta["val"]) for node in assembly.placeholders}
+    for position, value in assembly.updates.items():
+        if storage_of(value.meta["val"]) in existing:  # or an earlier copy could overwrite it
+            copy = assembly.graph.call_function(aten.clone.default, (value,))
+            copy.meta = {
+                "val": aten.clone.default(value.meta["val"]),
+                "phase": Phase.BACKWARD,
+                "module": value.meta["module"],
+            }
+            assembly.updates[position] = copy
+    targets = [assembly.placeholders[position] for position in assembly.updates]
+    node = assembly.graph.call_function(aten._foreach_copy_.default, (targets, list(assembly.updates.values())))
+    node.meta = {"val": None, "phase": Phase.BACKWARD, "module": "", "writes_back": True}

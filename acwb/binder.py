@@ -1,0 +1,151 @@
+"""Binds a model's tensors by name: each distinct parameter, buffer and tensor attribute, and each place that holds it.
+
+Capture puts stand-ins into these places and takes them out again; a run reads the tensors that are in them now, so that
+loading a checkpoint or moving data into a parameter is seen. A tied weight is one slot with several places.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from acwb.errors import AcwbError, CaptureError, ChangedStepError
+from acwb.graph import Role
+
+_TABLES = ("_parameters", "_buffers", "__dict__")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One entry of a module that holds a tensor: in its parameters, its buffers, or its plain attributes."""
+
+    module: nn.Module
+    table: str
+    key: str
+    name: str
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """The module's table that has the entry."""
+        entries: dict[str, Any] = getattr(self.module, self.table)
+        return entries
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor that is there now."""
+        tensor = self.entries.get(self.key)
+        if not isinstance(tensor, torch.Tensor):
+            raise ChangedStepError(
+                f"{self.name} is {type(tensor).__name__} now, but was a tensor at capture: trace the model again.",
+                self.name,
+            )
+        return tensor
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One distinct tensor of a model and every place that holds it."""
+
+    role: Role
+    places: tuple[Place, ...]
+
+    @property
+    def name(self) -> str:
+        """The first of its names."""
+        return self.places[0].name
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor that is bound now."""
+        tensor = self.places[0].tensor
+        for place in self.places[1:]:
+            if place.tensor is not tensor:
+                raise ChangedStepError(
+                    f"{self.name} and {place.name} were one tensor at capture and are two now: tie them again, or "
+                    "trace the model again.",
+                    place.name,
+                )
+        return tensor
+
+    def put(self, tensor: torch.Tensor) -> None:
+        """Bind `tensor` in every place."""
+        for place in self.places:
+            place.entries[place.key] = tensor
+
+
+def slots_of(model: nn.Module) -> tuple[Slot, ...]:
+    """Every distinct tensor that `model` holds, parameters first."""
+    places: dict[int, list[Place]] = {}
+    for path, module in model.named_modules():
+        for table in _TABLES:
+            for key, value in getattr(module, table).items():
+                if isinstance(value, torch.Tensor) and not (table == "__dict__" and value.grad_fn is not None):
+                    name = f"{path}.{key}" if path else key
+                    places.setdefault(id(value), []).append(Place(module, table, key, name))
+    slots = [_slot(tuple(found)) for found in places.values()]
+    return tuple(sorted(slots, key=lambda slot: slot.role is not Role.PARAMETER))
+
+
+def _slot(places: tuple[Place, ...]) -> Slot:
+    is_parameter = any(place.table == "_parameters" for place in places)
+    slot = Slot(Role.PARAMETER if is_parameter else Role.BUFFER, places)
+    if slot.tensor.requires_grad and not is_parameter:
+        raise AcwbError(f"{slot.name} requires grad but is not a parameter: make it an nn.Parameter, or detach it.")
+    return slot
+
+
+@contextmanager
+def standing_in(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Put `tensors` into the places of `slots` for the duration, then the model's own tensors back."""
+    originals = [slot.tensor for slot in slots]
+    for slot, tensor in zip(slots, tensors, strict=True):
+        slot.put(tensor)
+    try:
+        yield
+    finally:
+        for slot, original in zip(slots, originals, strict=True):
+            slot.put(original)
+
+
+def rebound(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> list[Slot]:
+    """The slots that no longer hold the tensor that was put there: the forward pass assigned another one."""
+    return [
+        slot
+        for slot, tensor in zip(slots, tensors, strict=True)
+        if any(place.entries.get(place.key) is not tensor for place in slot.places)
+    ]
+
+
+@contextmanager
+def attributes_restored(model: nn.Module) -> Iterator[None]:
+    """Undo what a forward pass on stand-ins leaves in attributes, and refuse what a captured step would freeze."""
+    before = {path: dict(module.__dict__) for path, module in model.named_modules()}
+    try:
+        yield
+        for path, module in model.named_modules():
+            _refuse_counters(path, before.get(path, {}), module.__dict__)
+    finally:
+        for path, module in model.named_modules():
+            if path in before:
+                _restore(module.__dict__, before[path])
+
+
+def _refuse_counters(path: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    for key, value in before.items():
+        changed = after.get(key)
+        if isinstance(value, (bool, int, float, str)) and changed is not value and changed != value:
+            raise CaptureError(
+                f"The forward of module {path or '(the model)'} changes its attribute {key!r} ({value!r} → "
+                f"{changed!r}), which a captured step would freeze: keep it in a buffer; if it is set only once, run the model once "
+                "before tracing.",
+                module=path,
+            )
+
+
+def _restore(attributes: dict[str, Any], before: Mapping[str, Any]) -> None:
+    for key in attributes.keys() - before.keys():
+        del attributes[key]
+    attributes.update(before)

@@ -1,0 +1,172 @@
+"""Makes a recording follow eager PyTorch to the bit, and leaves torch as it was afterwards.
+
+While it records, torch replaces some kernels by decompositions written in Python and switches autocast's cast cache
+off; both change the last bit of some results. `as_in_eager` and `cast_cache` undo this for the duration of a capture.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch._C import DispatchKey
+
+# What recording needs: these decompositions leave the values as they are.
+_HARMLESS = (
+    "native_batch_norm",
+    "cudnn_batch_norm",
+    "one_hot",
+    "tensor_split",
+    "broadcast_tensors",
+    "unsafe_chunk",
+    "empty",
+)
+_COMPOSITE = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+
+
+@contextmanager
+def as_in_eager() -> Iterator[None]:
+    """Record what eager runs: its kernels, with gradients, the global random state left alone."""
+    with ExitStack() as stack:
+        stack.enter_context(_random_state_kept())
+        stack.enter_context(_said_to_compile())
+        stack.enter_context(_own_kernels())
+        stack.enter_context(torch.enable_grad())
+        yield
+
+
+def accelerator() -> str:
+    """The type of the accelerator on this machine, "cpu" without one."""
+    found = torch.accelerator.current_accelerator()
+    return found.type if found else "cpu"
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    devices = range(torch.accelerator.device_count())
+    with torch.random.fork_rng(devices, device_type=accelerator()) if devices else torch.random.fork_rng(()):
+        yield
+
+
+@contextmanager
+def _said_to_compile() -> Iterator[None]:
+    """Let libraries know that they are being recorded: transformers then asks no questions about a mask's values."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+@contextmanager
+def _own_kernels() -> Iterator[None]:
+    """Record kernels where torch has a decomposition in Python: upsampling, recurrent layers, matmul, dropout."""
+    with ExitStack() as stack:
+        for op in list(_composite_ops()):
+            stack.enter_context(_python_kernel(op, None))
+        stack.enter_context(_python_kernel(torch.ops.aten.dropout.default, _dropout))
+        yield
+
+
+def _composite_ops() -> Iterator[Any]:
+    for qualified in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = qualified.partition("::")
+        packet, _, overload = name.partition(".")
+        if namespace == "aten" and packet not in _HARMLESS:
+            op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+            if op is not None and any(key in op.py_kernels for key in _COMPOSITE):
+                yield op
+
+
+@contextmanager
+def _python_kernel(op: Any, kernel: Any) -> Iterator[None]:
+    """Use `kernel` (or, where None, the compiled one) in place of what torch records for `op`."""
+    before = dict(op.py_kernels)
+    for key in _COMPOSITE:
+        op.py_kernels.pop(key, None)
+        if kernel is not None:
+            op.py_kernels[key] = kernel
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        op.py_kernels.clear()
+        op.py_kernels.update(before)
+        op._dispatch_cache.clear()
+
+
+def _dropout(value: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
+    """Dropout as eager computes it, with a mask of one byte per element where that gives the same bits.
+
+    On a CPU, eager multiplies by noise: 1 / (1 - p) in the value's own precision, or 0. The fused kernel, which keeps
+    only a mask, rounds that factor from double precision. Where the two factors are one number, so are the results. On
+    an accelerator eager takes the fused kernel itself.
+    """
+    if not train or p == 0:
+        return value
+    keep = 1.0 - p
+    if keep == 0:
+        return value * torch.zeros((), dtype=value.dtype, device=value.device)
+    if value.device.type != "cpu" or _factor_is_exact(keep, value.dtype):
+        dropped: torch.Tensor = torch.ops.aten.native_dropout(value, p, train)[0]
+        return dropped
+    return value * torch.empty_like(value).bernoulli_(keep).div_(keep)
+
+
+def _factor_is_exact(keep: float, dtype: torch.dtype) -> bool:
+    if dtype not in (torch.float32, torch.float64):
+        return False
+    one, rounded, factor = numpy.array([1.0, keep, 1.0 / keep], dtype=str(dtype).removeprefix("torch."))
+    return bool(one / rounded == factor)
+
+
+@contextmanager
+def cast_cache(parameters: Sequence[torch.Tensor], enabled: bool) -> Iterator[None]:
+    """Autocast's cache of cast parameters, as eager has it, around one call of the loss.
+
+    A parameter that is used several times under autocast is cast once, so its gradients are summed in the lower
+    precision. torch's own cache is off while recording, and would not take `parameters`, which are not leaves there.
+    """
+    cache: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+    clear = torch.clear_autocast_cache
+    before = torch.is_autocast_cache_enabled()
+    cacheable = {id(tensor) for tensor in parameters if tensor.requires_grad and tensor.dtype == torch.float32}
+
+    def to(
+        tensor: torch.Tensor,
+        dtype: torch.dtype,
+        non_blocking: bool = False,
+        copy: bool = False,
+        memory_format: torch.memory_format | None = None,
+    ) -> torch.Tensor:
+        if tensor.dtype == dtype and not copy and memory_format in (None, torch.preserve_format):
+            return tensor
+        key = (id(tensor), dtype)
+        cached = id(tensor) in cacheable and torch.is_autocast_cache_enabled() and _called_by_autocast(tensor.device)
+        if cached and key in cache:
+            return cache[key]
+        options = {"dtype": dtype, "non_blocking": non_blocking, "memory_format": memory_format}
+        result: torch.Tensor = torch.ops.aten._to_copy.default(tensor, **options)
+        if cached and dtype == torch.get_autocast_dtype(tensor.device.type):
+            cache[key] = result
+        return result
+
+    def clear_both() -> None:
+        cache.clear()
+        clear()
+
+    torch.set_autocast_cache_enabled(enabled)
+    torch.clear_autocast_cache = clear_both
+    try:
+        with _python_kernel(torch.ops.aten.to.dtype, to):
+            yield
+    finally:
+        torch.clear_autocast_cache = clear
+        torch.set_autocast_cache_enabled(before)
+
+
+def _called_by_autocast(device: torch.device) -> bool:
+    """Whether autocast itself asks for a cast: it keeps itself out of what it calls."""
+    return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(f"Autocast{device.type.upper()}"))

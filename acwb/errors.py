@@ -1,0 +1,31 @@
+"""The errors that acwb raises on purpose: one sentence on what was wrong, with the value, and what to do."""
+
+
+class AcwbError(Exception):
+    """Base of every error that acwb raises on purpose."""
+
+
+class CaptureError(AcwbError):
+    """A training step could not be captured.
+
+    Attributes:
+        module: path of the module whose forward was running, "" outside of any module.
+        location: "file:line" of the user's own code, "" where none was on the stack.
+    """
+
+    def __init__(self, message: str, module: str = "", location: str = "") -> None:
+        super().__init__(message)
+        self.module = module
+        self.location = location
+
+
+class ChangedStepError(AcwbError):
+    """A step was run with something that differs from what it was captured with.
+
+    Attributes:
+        name: what differs ("batch[0]", "layer1.0.conv1.weight", a module's path).
+    """
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name

@@ -1,0 +1,261 @@
+"""The vocabulary of a training step, without torch: ops, storages, phases, roles, activations.
+
+A `StepGraph` is one whole iteration (forward, loss, backward, optimizer) in the order in which it runs. Memory belongs
+to storages, not to tensors: a view has the storage of its base, and a storage lives until the last use of any alias.
+An op is known by its FX node name everywhere. The graph holds sizes and names, no measurements and no tensors, so it
+can be saved on one machine and planned on another.
+"""
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from acwb import archive
+from acwb.errors import AcwbError
+from acwb.units import gibibytes
+
+
+class Phase(StrEnum):
+    """The part of an iteration that an op belongs to, in the order in which they run."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+class Role(StrEnum):
+    """What a storage is for."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"  # also the next value of a buffer, until it is written back
+    INPUT = "input"
+    ACTIVATION = "activation"  # made in the forward phase, read in the backward phase
+    GRADIENT = "gradient"  # ends up in a parameter's `.grad`
+    OPTIMIZER_STATE = "optimizer state"
+    OTHER = "other"  # temporaries and the loss
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A block of memory, shared by a tensor and all its views.
+
+    Attributes:
+        name: the op that makes it (`relu_17`, or `native_layer_norm_3:1` for one of several outputs); for what exists
+            before the step, the name a person knows it by (`fc.weight`, `batch[0]`, `fc.weight:momentum_buffer`).
+    """
+
+    name: str
+    bytes: int
+    role: Role
+
+
+@dataclass(frozen=True)
+class Op:
+    """One node of the step.
+
+    Attributes:
+        name: its FX node name.
+        target: the function it calls (`aten.relu.default`).
+        module: path of the module that called it, or whose backward it is (`layer3.4.conv2`).
+        needs: the ops whose results it is called with, views included.
+        inputs: the storages it reads.
+        outputs: the storages it makes; none for a view or an in-place op.
+        mutates: the storages that it writes into.
+        random: it draws from the random generator.
+        view: its result shares the storage of its input.
+    """
+
+    name: str
+    target: str
+    phase: Phase
+    module: str = ""
+    needs: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    mutates: tuple[str, ...] = ()
+    random: bool = False
+    view: bool = False
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A storage made in the forward phase that the backward phase reads; ranks are positions in `StepGraph.ops`."""
+
+    name: str
+    bytes: int
+    op: str
+    module: str
+    creation_rank: int
+    last_forward_rank: int
+    first_backward_rank: int
+    last_backward_rank: int
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where and for what a step was captured."""
+
+    torch: str
+    device: str
+    model: str
+    optimizer: str
+    dtype: str
+    batch: tuple[str, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class StepGraph:
+    """One training iteration as ops and storages, in the order in which it runs.
+
+    Attributes:
+        loss: the storage of the loss; like the gradients it is alive to the end of the step.
+        gradients: each trainable parameter that has a gradient, with the gradient's storage.
+    """
+
+    ops: tuple[Op, ...]
+    storages: tuple[Storage, ...]
+    loss: str
+    gradients: tuple[tuple[str, str], ...]
+    environment: Environment
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @cached_property
+    def rank(self) -> Mapping[str, int]:
+        """The position of each op, by name."""
+        return {op.name: position for position, op in enumerate(self.ops)}
+
+    @cached_property
+    def storage(self) -> Mapping[str, Storage]:
+        """Each storage, by name."""
+        return {storage.name: storage for storage in self.storages}
+
+    @cached_property
+    def maker(self) -> Mapping[str, str]:
+        """The op that makes each storage; what exists before the step has none."""
+        return {name: op.name for op in self.ops for name in op.outputs}
+
+    @cached_property
+    def users(self) -> Mapping[str, tuple[int, ...]]:
+        """The ranks of the ops that read or write each storage, ascending."""
+        found: dict[str, list[int]] = {storage.name: [] for storage in self.storages}
+        for position, op in enumerate(self.ops):
+            for name in dict.fromkeys(op.inputs + op.mutates):
+                found[name].append(position)
+        return {name: tuple(ranks) for name, ranks in found.items()}
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """Storages made by the step that are alive at its end."""
+        return frozenset({self.loss, *(gradient for _, gradient in self.gradients)})
+
+    @cached_property
+    def activations(self) -> tuple[Activation, ...]:
+        """Every activation, in order of creation."""
+        return tuple(self._activation(storage) for storage in self.storages if storage.role is Role.ACTIVATION)
+
+    @cached_property
+    def bytes_by_role(self) -> Mapping[Role, int]:
+        """The sum of the sizes of all storages of each role (they are not all alive at the same time)."""
+        totals: Counter[Role] = Counter()
+        for storage in self.storages:
+            totals[storage.role] += storage.bytes
+        return {role: totals[role] for role in Role}
+
+    def _activation(self, storage: Storage) -> Activation:
+        op = self.ops[self.rank[self.maker[storage.name]]]
+        users = self.users[storage.name]
+        forward = [rank for rank in users if self.ops[rank].phase is Phase.FORWARD]
+        backward = [rank for rank in users if self.ops[rank].phase is Phase.BACKWARD]
+        creation = self.rank[op.name]
+        return Activation(
+            name=storage.name,
+            bytes=storage.bytes,
+            op=op.name,
+            module=op.module,
+            creation_rank=creation,
+            last_forward_rank=max(forward, default=creation),
+            first_backward_rank=backward[0],
+            last_backward_rank=backward[-1],
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the graph as JSON; the file appears whole or not at all."""
+        archive.write(path, "StepGraph", dataclasses.asdict(self))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "StepGraph":
+        """Read a graph that `save` wrote; it equals the one that was saved."""
+        content = archive.read(path, "StepGraph")
+        try:
+            environment = content["environment"]
+            return cls(
+                ops=tuple(_op(fields) for fields in content["ops"]),
+                storages=tuple(
+                    Storage(item["name"], item["bytes"], Role(item["role"])) for item in content["storages"]
+                ),
+                loss=content["loss"],
+                gradients=tuple((parameter, gradient) for parameter, gradient in content["gradients"]),
+                environment=Environment(**{**environment, "batch": tuple(environment["batch"])}),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise AcwbError(f"{path} is not a StepGraph that this acwb can read ({error!r}): save it again.") from error
+
+    def __repr__(self) -> str:
+        environment = self.environment
+        count = Counter(op.phase for op in self.ops)
+        held = sum(activation.bytes for activation in self.activations)
+        lines = [
+            f"StepGraph: {environment.model} with {environment.optimizer}, {environment.device}, torch {environment.torch}",
+            *(f"  {text}" for text in environment.batch),
+            "  ops         " + ", ".join(f"{count[phase]:,} {phase}" for phase in Phase),
+            f"  activations {len(self.activations):,} storages, {gibibytes(held)} held from forward to backward",
+            "  bytes by role, summed over the step",
+            *(f"    {role:<16}{gibibytes(size):>14}" for role, size in self.bytes_by_role.items()),
+        ]
+        return "\n".join(lines)
+
+
+def _op(fields: dict[str, Any]) -> Op:
+    listed: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return Op(**{**listed, "phase": Phase(fields["phase"])})
+
+
+def _check(graph: StepGraph) -> None:
+    """Refuse a graph that does not hang together: a name given twice, used before it is made, or not there at all."""
+    _refuse_duplicates("op", (op.name for op in graph.ops))
+    _refuse_duplicates("storage", (storage.name for storage in graph.storages))
+    made = {name for op in graph.ops for name in op.outputs}
+    alive = {storage.name for storage in graph.storages} - made
+    done: set[str] = set()
+    order = list(Phase)
+    phase = Phase.FORWARD
+    for op in graph.ops:
+        for name in op.inputs + op.mutates:
+            if name not in alive:
+                raise AcwbError(f"Op {op.name} uses storage {name}, which no earlier op makes.")
+        for name in op.needs:
+            if name not in done:
+                raise AcwbError(f"Op {op.name} needs op {name}, which does not run before it.")
+        if order.index(op.phase) < order.index(phase):
+            raise AcwbError(f"Op {op.name} of the {op.phase} phase comes after the {phase} phase.")
+        if not graph.storage.keys() >= set(op.outputs) or alive & set(op.outputs):
+            raise AcwbError(f"Op {op.name} makes storages {op.outputs}, which are unknown or already made.")
+        phase = op.phase
+        done.add(op.name)
+        alive.update(op.outputs)
+    for name in (graph.loss, *(name for pair in graph.gradients for name in pair)):
+        if name not in alive:
+            raise AcwbError(f"Storage {name} is the loss or a gradient, but the graph does not have it.")
+
+
+def _refuse_duplicates(kind: str, names: Iterable[str]) -> None:
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise AcwbError(f"The {kind} name {name!r} is given {times} times: every {kind} has one name of its own.")

@@ -1,0 +1,213 @@
+"""A captured training step that can be run: the FX graph of a whole iteration, bound to a live model and optimizer.
+
+`TracedStep.run` does what a plain loop does (zero_grad, forward, backward, step) from the graph's generated code, which
+drops each value at its last use. Buffers, gradients and parameters are only touched after the whole graph has run.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from acwb.binder import Slot
+from acwb.errors import AcwbError, ChangedStepError
+from acwb.graph import Phase, Role, StepGraph
+
+
+@dataclass(frozen=True)
+class Form:
+    """What must stay the same about a tensor between capture and run."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    device: torch.device
+    strides: tuple[int, ...]
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "Form":
+        """The form that `tensor` has now."""
+        return cls(tensor.dtype, tuple(tensor.shape), tensor.device, tensor.stride(), tensor.requires_grad)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+    def difference(self, now: torch.Tensor) -> str:
+        """What is different about `now`, or "" where nothing is."""
+        if now.shape != self.shape:
+            return f"has shape {tuple(now.shape)}, but the step was captured with {self.shape}"
+        if now.dtype != self.dtype:
+            return f"is {now.dtype}, but the step was captured with {self.dtype}"
+        if now.device != self.device:
+            return f"is on {now.device}, but the step was captured on {self.device}"
+        if now.requires_grad != self.requires_grad:
+            return f"has requires_grad={now.requires_grad}, but the step was captured with {self.requires_grad}"
+        if now.stride() != self.strides:
+            return f"has strides {now.stride()}, but the step was captured with {self.strides}"
+        return ""
+
+
+def flatten_batch(batch: object) -> tuple[tuple[str, ...], tuple[Any, ...], pytree.TreeSpec]:
+    """The leaves of a batch with a name for each (`batch[0]`, `batch['labels']`), and its structure."""
+    if isinstance(batch, Mapping):
+        batch = dict(batch)
+    if not isinstance(batch, (tuple, list, dict)):
+        raise AcwbError(
+            f"A batch is a tuple of positional inputs or a dict of keyword inputs, not {type(batch).__name__}: "
+            "write (x,) for one tensor."
+        )
+    paths, spec = pytree.tree_flatten_with_path(batch)
+    return tuple(f"batch{pytree.keystr(path)}" for path, _ in paths), tuple(leaf for _, leaf in paths), spec
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedBatch:
+    """The batch that a step was captured with, and the form that every later one must have."""
+
+    names: tuple[str, ...]
+    leaves: tuple[Any, ...]
+    spec: pytree.TreeSpec
+    forms: tuple[Form | None, ...]
+
+    @classmethod
+    def of(cls, batch: object) -> "CapturedBatch":
+        """Take apart the batch that a step is captured with."""
+        names, leaves, spec = flatten_batch(batch)
+        forms = tuple(Form.of(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves)
+        return cls(names, leaves, spec, forms)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Its tensors, in order."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+
+    @property
+    def tensor_names(self) -> list[str]:
+        """A name for each of its tensors."""
+        return [name for name, form in zip(self.names, self.forms, strict=True) if form]
+
+    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """This batch with other tensors in it."""
+        source = iter(tensors)
+        return self.spec.unflatten(
+            [next(source) if form else leaf for leaf, form in zip(self.leaves, self.forms, strict=True)]
+        )
+
+    def tensors_of(self, batch: object) -> list[torch.Tensor]:
+        """The tensors of another batch of the same form."""
+        names, leaves, spec = flatten_batch(batch)
+        if spec != self.spec:
+            raise ChangedStepError(
+                f"The batch holds {', '.join(names)}, but the step was captured with {', '.join(self.names)}: "
+                "pass the same structure, or trace again.",
+                "batch",
+            )
+        for name, form, leaf, captured in zip(names, self.forms, leaves, self.leaves, strict=True):
+            _check_leaf(name, form, leaf, captured)
+        return [leaf for leaf, form in zip(leaves, self.forms, strict=True) if form]
+
+
+def _check_leaf(name: str, form: Form | None, leaf: object, captured: object) -> None:
+    if form is None:
+        if leaf != captured:
+            raise ChangedStepError(
+                f"{name} is {leaf!r}, but the step was captured with {captured!r}, which is fixed in it: trace again.",
+                name,
+            )
+    elif not isinstance(leaf, torch.Tensor):
+        raise ChangedStepError(f"{name} is {type(leaf).__name__}, but the step was captured with a tensor.", name)
+    elif difference := form.difference(leaf):
+        raise ChangedStepError(f"{name} {difference}: pass such a batch, or trace the model again with this one.", name)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TracedStep:
+    """One training iteration, captured; `run` does it.
+
+    Attributes:
+        graph: the step as ops and storages, without torch.
+        fx_graph: the same ops as FX nodes, in the same order and under the same names. Its output is the loss, a
+            gradient (or None) for each parameter slot, and the new value of each slot and input in `updated`.
+        slots: the model's tensors, in the order of the graph's first placeholders; the batch's tensors come next.
+        updated: positions among those placeholders of what the step writes back (running statistics and the like).
+    """
+
+    graph: StepGraph
+    fx_graph: fx.Graph
+    constants: Mapping[str, torch.Tensor]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    slots: tuple[Slot, ...]
+    forms: tuple[Form, ...]
+    batch: CapturedBatch
+    updated: tuple[int, ...]
+    modes: tuple[tuple[str, nn.Module, bool], ...] = field(default=())
+
+    def run(self, batch: object = None) -> torch.Tensor:
+        """Do one iteration on `batch` (by default the captured one) and return the detached loss.
+
+        Frees `.grad`, runs forward and backward, sets `.grad` on every trainable parameter (None where eager PyTorch
+        leaves None), writes back buffers and mutated inputs, and calls the optimizer's own `step()`.
+
+        Example:
+            >>> for batch in loader:
+            ...     loss = step.run(batch)
+            ...     scheduler.step()
+        """
+        inputs = self._inputs(batch)
+        parameters = [tensor for slot, tensor in zip(self.slots, inputs, strict=False) if slot.role is Role.PARAMETER]
+        for parameter in parameters:
+            parameter.grad = None
+        with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
+            loss, gradients, updates = self._compute(*inputs)
+            if self.updated:
+                torch._foreach_copy_([inputs[position] for position in self.updated], updates)
+        del updates
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        del gradients
+        if self.optimizer is not None:
+            self.optimizer.step()
+        result: torch.Tensor = loss
+        return result
+
+    @cached_property
+    def _compute(self) -> Callable[..., tuple[torch.Tensor, list[torch.Tensor | None], list[torch.Tensor]]]:
+        """Forward and backward as generated code; writing back and the optimizer are done by `run`."""
+        return fx.GraphModule(dict(self.constants), compute_graph(self.fx_graph))
+
+    def _inputs(self, batch: object) -> list[torch.Tensor]:
+        for path, module, training in self.modes:
+            if module.training is not training:
+                now, then = ("train", "eval") if module.training else ("eval", "train")
+                raise ChangedStepError(
+                    f"Module {path or '(the model)'} is in {now} mode, but the step was captured in {then} mode: "
+                    f"call model.{then}() before running, or trace again.",
+                    path,
+                )
+        tensors = [slot.tensor for slot in self.slots]
+        for slot, form, tensor in zip(self.slots, self.forms, tensors, strict=True):
+            if difference := form.difference(tensor):
+                raise ChangedStepError(f"{slot.name} {difference}: trace the model again.", slot.name)
+        return tensors + (self.batch.tensors if batch is None else self.batch.tensors_of(batch))
+
+    def __repr__(self) -> str:
+        return repr(self.graph).replace("StepGraph", "TracedStep", 1)
+
+
+def compute_graph(graph: fx.Graph) -> fx.Graph:
+    """The part of a step's graph that its generated code runs: forward and backward, without the final writing back."""
+    computed = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder" and node.meta["role"] is Role.OPTIMIZER_STATE:
+            continue
+        if node.meta.get("phase") is Phase.OPTIMIZER or node.meta.get("writes_back"):
+            continue
+        copies[node] = computed.node_copy(node, copies.__getitem__)
+    computed.lint()
+    return computed

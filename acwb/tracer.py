@@ -1,0 +1,347 @@
+"""Captures a training step: `trace(model, batch, loss_fn, optimizer)` gives one graph of the whole iteration.
+
+AOTAutograd's joint export records forward and backward on fake tensors: nothing is allocated, in-place ops become
+values, and every input and output says what it is. `eager` makes the recording follow eager PyTorch to the bit,
+`assembler` and `recorder` make the step's graph from it. Private parts of torch are used for capture only.
+"""
+
+import contextlib
+import logging
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.fx import traceback as fx_traceback
+
+from acwb import assembler, eager, recorder
+from acwb.binder import Slot, attributes_restored, rebound, slots_of, standing_in
+from acwb.errors import AcwbError, CaptureError
+from acwb.graph import Environment, Role
+from acwb.step import CapturedBatch, Form, TracedStep
+from acwb.surveyor import survey
+
+LossFunction = Callable[[nn.Module, Any], torch.Tensor]
+
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+def trace(
+    model: nn.Module,
+    batch: object,
+    loss_fn: LossFunction | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> TracedStep:
+    """Capture one training iteration of `model` as a graph that can be studied, planned and run.
+
+    Args:
+        model: on one device, in the mode (train or eval) that it will be run in.
+        batch: a tuple of positional inputs or a dict of keyword inputs.
+        loss_fn: `loss_fn(model, batch)` gives the scalar loss; by default the model's own output, or its `.loss`.
+        optimizer: its `step()` becomes part of the graph, recorded for the steady state (after a first step).
+
+    Example:
+        >>> step = acwb.trace(model, (images, labels), lambda model, batch: cross_entropy(model(batch[0]), batch[1]))
+        >>> loss = step.run()
+    """
+    if not isinstance(model, nn.Module):
+        raise AcwbError(f"trace needs an nn.Module, not {type(model).__name__}: pass the model itself.")
+    captured = CapturedBatch.of(batch)
+    slots = slots_of(model)
+    _check_batch(captured, slots)
+    if optimizer is not None:
+        _check_optimizer(optimizer, slots)
+    _check_modes(model)
+    joint, constants = _Capture(model, slots, captured, loss_fn or _own_loss).run()
+    assembly = assembler.assemble(joint, slots, captured.tensor_names)
+    if optimizer is not None:
+        recorder.record(assembly.graph, optimizer, _trained(assembly))
+    graph = assembler.finish(assembly)
+    return TracedStep(
+        graph=survey(graph, _environment(model, captured, optimizer)),
+        fx_graph=graph,
+        constants=constants,
+        model=model,
+        optimizer=optimizer,
+        slots=slots,
+        forms=tuple(Form.of(slot.tensor) for slot in slots),
+        batch=captured,
+        updated=tuple(assembly.updates),
+        modes=tuple((path, module, module.training) for path, module in model.named_modules()),
+    )
+
+
+def _trained(assembly: assembler.Assembly) -> list[recorder.Trained]:
+    return [
+        recorder.Trained(slot.name, slot.tensor, assembly.placeholders[position], assembly.gradients[position])
+        for position, slot in enumerate(assembly.slots)
+        if slot.role is Role.PARAMETER
+    ]
+
+
+def _environment(model: nn.Module, batch: CapturedBatch, optimizer: torch.optim.Optimizer | None) -> Environment:
+    return Environment(
+        torch=torch.__version__,
+        device=str(batch.tensors[0].device),
+        model=type(model).__name__,
+        optimizer=type(optimizer).__name__ if optimizer else "no optimizer",
+        dtype=", ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})),
+        batch=tuple(f"{name}: {form}" for name, form in zip(batch.names, batch.forms, strict=True) if form),
+    )
+
+
+def _own_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    output = model(**batch) if isinstance(batch, dict) else model(*batch)
+    loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise CaptureError(
+            f"The model returns {_described(output)}, which is neither a scalar loss nor has one in .loss: "
+            "pass loss_fn=lambda model, batch: ... that computes the loss."
+        )
+    return loss
+
+
+def _check_batch(batch: CapturedBatch, slots: Sequence[Slot]) -> None:
+    if not batch.tensors:
+        raise AcwbError("The batch holds no tensor: pass the tensors that the model is called with.")
+    device = slots[0].tensor.device if slots else batch.tensors[0].device
+    for slot in slots:
+        if slot.role is Role.PARAMETER and slot.tensor.device != device:
+            raise AcwbError(
+                f"{slot.name} is on {slot.tensor.device}, but {slots[0].name} is on {device}: put the model on one "
+                "device."
+            )
+    for name, tensor in zip(batch.tensor_names, batch.tensors, strict=True):
+        if tensor.device != device:
+            raise AcwbError(
+                f"{name} is on {tensor.device}, but the model is on {device}: move it with .to({str(device)!r})."
+            )
+        if tensor.numel() == 0:
+            raise AcwbError(f"{name} is empty (shape {tuple(tensor.shape)}): pass a batch with at least one element.")
+        if tensor.requires_grad:
+            raise AcwbError(f"{name} requires grad, but a step has gradients for parameters only: detach it.")
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> None:
+    known = {id(slot.tensor): slot for slot in slots if slot.role is Role.PARAMETER}
+    held: set[int] = set()
+    for number, group in enumerate(optimizer.param_groups):
+        for position, parameter in enumerate(group["params"]):
+            held.add(id(parameter))
+            if id(parameter) not in known:
+                raise AcwbError(
+                    f"The optimizer holds a parameter that the model does not have (group {number}, position "
+                    f"{position}, {Form.of(parameter)}): build it from model.parameters()."
+                )
+    missing = [slot.name for key, slot in known.items() if key not in held and slot.tensor.requires_grad]
+    if missing:
+        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise AcwbError(
+            f"The optimizer lacks {names}, which require grad: add them to it, or freeze them with "
+            "requires_grad_(False)."
+        )
+
+
+def _check_modes(model: nn.Module) -> None:
+    if any(torch.is_autocast_enabled(device) for device in {"cpu", eager.accelerator()}):
+        raise AcwbError(
+            "trace was called inside torch.autocast: enter autocast inside loss_fn, around the model's call."
+        )
+    if torch.is_inference_mode_enabled():
+        raise AcwbError("trace was called inside torch.inference_mode, where nothing can be trained: leave it first.")
+    normalizations = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats and not module.training
+    ]
+    if normalizations:
+        warnings.warn(
+            f"{len(normalizations)} normalization layers (first: {normalizations[0]}) are in eval mode: the step uses "
+            "their running statistics and does not update them. For ordinary training call model.train() before trace.",
+            stacklevel=3,
+        )
+
+
+class _Presented(nn.Module):
+    """Every distinct tensor of a model exactly once, for the export.
+
+    The export lists a tied weight under each of its names, and no order of summing the partial gradients gives eager's
+    bits; with one name there is one gradient, summed by autograd itself.
+    """
+
+    def __init__(
+        self, slots: Sequence[Slot], stand_ins: Sequence[torch.Tensor], call: Callable[..., torch.Tensor]
+    ) -> None:
+        super().__init__()
+        self.call = call
+        self.names = assembler.slot_names(slots)
+        for name, slot, tensor in zip(self.names, slots, stand_ins, strict=True):
+            if slot.role is Role.PARAMETER:
+                self.register_parameter(name, nn.Parameter(tensor, requires_grad=slot.tensor.requires_grad))
+            else:
+                self.register_buffer(name, tensor)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.call([getattr(self, name) for name in self.names], inputs)
+
+
+class _Capture:
+    """One capture. It knows where in the model it is: ops get module paths, and errors name a module and a line."""
+
+    def __init__(self, model: nn.Module, slots: tuple[Slot, ...], batch: CapturedBatch, loss_fn: LossFunction) -> None:
+        self.model = model
+        self.slots = slots
+        self.batch = batch
+        self.loss_fn = loss_fn
+        self.cache_casts = torch.is_autocast_cache_enabled()
+        self.paths = {id(module): path for path, module in model.named_modules()}
+        self.inside: list[nn.Module] = []
+        self.returned = ""
+        self.rebound: list[Slot] = []
+
+    def run(self) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
+        """The joint graph of forward and backward, and the constants that it refers to."""
+        # Tensors that the forward pass finds elsewhere (in a closure, in a list) become constants of the graph.
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        stand_ins = [fake.from_tensor(slot.tensor.detach()) for slot in self.slots]
+        inputs = tuple(fake.from_tensor(tensor.detach()) for tensor in self.batch.tensors)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self)
+            stack.enter_context(attributes_restored(self.model))
+            stack.enter_context(eager.as_in_eager())
+            stack.enter_context(_quiet())
+            stack.enter_context(fx_traceback.preserve_node_meta())
+            stack.callback(nn.modules.module.register_module_forward_pre_hook(self._enter_module).remove)
+            stack.callback(nn.modules.module.register_module_forward_hook(self._leave_module).remove)
+            export = aot_export_joint_with_descriptors(stack, _Presented(self.slots, stand_ins, self._loss), inputs)
+        graph: fx.Graph = export.graph_module.graph
+        self._refuse_lost_state(graph)
+        return graph, _constants(export.graph_module)
+
+    def _loss(self, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        with standing_in(self.slots, tensors), eager.cast_cache(tensors, self.cache_casts):
+            loss = self.loss_fn(self.model, self.batch.with_tensors(inputs))
+            self.rebound = rebound(self.slots, tensors)
+        _check_loss(loss)
+        # The export treats a loss that is a view, or an input, apart; a copy is the same number.
+        return loss.clone() if loss._is_view() or loss.is_leaf else loss
+
+    def _enter_module(self, module: nn.Module, _arguments: object) -> None:
+        if id(module) in self.paths:
+            self.inside.append(module)
+            self._annotate()
+
+    def _leave_module(self, module: nn.Module, _arguments: object, output: object) -> None:
+        if id(module) not in self.paths:
+            return
+        while self.inside.pop() is not module:  # where the model itself caught an exception from a submodule
+            pass
+        self._annotate()
+        if module is self.model:
+            self.returned = _described(output)
+
+    def _annotate(self) -> None:
+        """Have the ops that are recorded from here on, and their backward ops, carry the module's path."""
+        path = self.paths[id(self.inside[-1])] if self.inside else ""
+        fx_traceback.current_meta["custom"] = {"module": path}
+
+    def _refuse_lost_state(self, graph: fx.Graph) -> None:
+        """Refuse a model that carries state from step to step by assigning a tensor instead of writing into it."""
+        read = {getattr(node.meta["desc"], "target", None) for node in graph.find_nodes(op="placeholder") if node.users}
+        for name, slot in zip(assembler.slot_names(self.slots), self.slots, strict=True):
+            is_attribute = all(place.table == "__dict__" for place in slot.places)
+            if slot in self.rebound and (name in read or not is_attribute):
+                raise CaptureError(
+                    f"The forward pass assigns a new tensor to {slot.name}, which a captured step cannot keep: write "
+                    f"into it with {slot.name.rpartition('.')[2]}.copy_(...)."
+                )
+
+    def __enter__(self) -> None:
+        """Watch over the capture."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: TracebackType | None) -> None:
+        """Turn whatever stopped the capture into one sentence that names the module and the line."""
+        if not isinstance(error, Exception) or isinstance(error, AcwbError):
+            return
+        frame = _users_frame(error)
+        location = f"{frame.filename}:{frame.lineno}" if frame else ""
+        at = f" at {location} ({frame.line})" if frame else ""
+        module = self.inside[-1] if self.inside else None
+        path = self.paths[id(module)] if module else ""
+        where = f"module {path or '(the model)'} ({type(module).__name__})" if module else "loss_fn"
+        raise CaptureError(self._sentence(error, where, at), path, location) from error
+
+    def _sentence(self, error: Exception, where: str, at: str) -> str:
+        if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+            return (
+                f"What {where} does depends on the values of a tensor{at}: {error.func} cannot be captured, because a "
+                "captured step runs the same ops for every batch. Use torch.where or a mask instead, or compute the "
+                "value before the step and pass it in the batch as a number."
+            )
+        reason = str(error).strip().split("\n")[0] or "no message"
+        returned = f" The model returned {self.returned}." if where == "loss_fn" and self.returned else ""
+        return f"{type(error).__name__} in {where}{at}: {reason}{'' if reason.endswith('.') else '.'}{returned}"
+
+
+def _check_loss(loss: object) -> None:
+    if not isinstance(loss, torch.Tensor):
+        raise CaptureError(f"loss_fn returned {_described(loss)}: return one scalar tensor.")
+    if loss.numel() != 1:
+        raise CaptureError(f"The loss has shape {tuple(loss.shape)}, not one value: reduce it, with .mean() for one.")
+    if not loss.dtype.is_floating_point:
+        raise CaptureError(f"The loss is {loss.dtype}: return a real floating-point scalar.")
+    if not loss.requires_grad:
+        raise CaptureError(
+            "The loss does not require grad, so there is nothing to train: check that some parameters require grad and "
+            "that loss_fn does not detach or run under no_grad."
+        )
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {Form.of(value)}"
+    if isinstance(value, dict):
+        return f"{type(value).__name__} with keys {', '.join(map(repr, value))}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"an object of type {type(value).__name__}"
+
+
+def _users_frame(error: Exception) -> traceback.FrameSummary | None:
+    """The innermost line that belongs neither to torch nor to acwb."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = (frame for frame in reversed(frames) if not frame.filename.startswith(_NOT_THE_USERS))
+    return next((frame for frame in own if frame.line and "contextlib" not in frame.filename), None)
+
+
+def _constants(module: fx.GraphModule) -> dict[str, torch.Tensor]:
+    constants: dict[str, torch.Tensor] = {}
+    for node in module.graph.find_nodes(op="get_attr"):
+        value = getattr(module, node.target)
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(f"The step uses an object of type {type(value).__name__}, which cannot be captured.")
+        if value.requires_grad:
+            raise CaptureError(
+                f"The step uses a tensor ({Form.of(value)}) that requires grad and is not a parameter of the model: "
+                "make it one, or detach it."
+            )
+        constants[node.target] = value
+    return constants
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging the traceback of an error that is reported as one sentence anyway."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before

@@ -1,0 +1,56 @@
+"""Bitwise comparison of two trainings that started equal: the oracle for everything that runs a captured step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from acwb.models import Subject
+
+Snapshot = dict[str, Any]
+
+
+def eager_step(subject: Subject) -> torch.Tensor:
+    subject.optimizer.zero_grad(set_to_none=True)
+    loss = subject.loss_fn(subject.model, subject.batch)
+    loss.backward()
+    subject.optimizer.step()
+    return loss.detach()
+
+
+def snapshot(subject: Subject, loss: torch.Tensor) -> Snapshot:
+    """Copies of everything that an iteration leaves behind."""
+    found: Snapshot = {"loss": loss, "random state": torch.get_rng_state()}
+    for name, parameter in subject.model.named_parameters(remove_duplicate=False):
+        found[f"parameter {name}"] = parameter.detach()
+        found[f"gradient {name}"] = parameter.grad
+        for key, value in subject.optimizer.state.get(parameter, {}).items():
+            found[f"{key} of {name}"] = value
+    for name, buffer in subject.model.named_buffers(remove_duplicate=False):
+        found[f"buffer {name}"] = buffer
+    leaves = torch.utils._pytree.tree_leaves_with_path(subject.batch)
+    found.update({f"batch{torch.utils._pytree.keystr(path)}": leaf for path, leaf in leaves})
+    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in found.items()}
+
+
+def train(subject: Subject, step: Callable[[], torch.Tensor], iterations: int = 3) -> list[Snapshot]:
+    torch.manual_seed(11)
+    return [snapshot(subject, step()) for _ in range(iterations)]
+
+
+def differences(left: list[Snapshot], right: list[Snapshot]) -> list[str]:
+    """What is not equal to the bit, in words; empty where all is."""
+    found = []
+    for iteration, (mine, theirs) in enumerate(zip(left, right, strict=True)):
+        if mine.keys() != theirs.keys():
+            found.append(f"iteration {iteration}: only one has {sorted(mine.keys() ^ theirs.keys())}")
+        for key in mine.keys() & theirs.keys():
+            if not same(mine[key], theirs[key]):
+                found.append(f"iteration {iteration}: {key}")
+    return sorted(found)
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    return type(left) is type(right) and left == right
