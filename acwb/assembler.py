@@ -168,8 +168,8 @@ def _own_gradients(assembly: Assembly) -> None:
         parameter, value = assembly.placeholders[position].meta["val"], gradient.meta["val"]
         if value.layout is not torch.strided:
             raise CaptureError(
-                f"The gradient of {assembly.slots[position].name} is {value.layout}, and only dense ones can be captured: "
-                "use a dense one (sparse=False in an embedding)."
+                f"The gradient of {assembly.slots[position].name} is {value.layout}, and only dense ones can be "
+                "captured: use sparse=False."
             )
         span = (value.storage_offset(), value.storage_offset() + value.numel())
         others = spans.setdefault(storage_of(value), [])

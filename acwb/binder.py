@@ -139,8 +139,8 @@ def _refuse_counters(path: str, before: Mapping[str, Any], after: Mapping[str, A
         if isinstance(value, (bool, int, float, str)) and changed is not value and changed != value:
             raise CaptureError(
                 f"The forward of module {path or '(the model)'} changes its attribute {key!r} ({value!r} → "
-                f"{changed!r}), which a captured step would freeze: keep it in a buffer; if it is set only once, run the model once "
-                "before tracing.",
+                f"{changed!r}), which a captured step would freeze: keep it in a buffer; if it is set only once, run "
+                "the model once before tracing.",
                 module=path,
             )
 

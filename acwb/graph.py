@@ -212,7 +212,7 @@ class StepGraph:
         count = Counter(op.phase for op in self.ops)
         held = sum(activation.bytes for activation in self.activations)
         lines = [
-            f"StepGraph: {environment.model} with {environment.optimizer}, {environment.device}, torch {environment.torch}",
+            f"StepGraph: {environment.model}, {environment.optimizer}, {environment.device}, torch {environment.torch}",
             *(f"  {text}" for text in environment.batch),
             "  ops         " + ", ".join(f"{count[phase]:,} {phase}" for phase in Phase),
             f"  activations {len(self.activations):,} storages, {gibibytes(held)} held from forward to backward",

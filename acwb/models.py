@@ -27,6 +27,14 @@ class Subject:
     loss_fn: Callable[[nn.Module, Any], torch.Tensor]
     optimizer: torch.optim.Optimizer
 
+    def eager_step(self) -> torch.Tensor:
+        """One iteration as a plain PyTorch loop does it: what every captured or planned step is compared with."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss_fn(self.model, self.batch)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
     def __repr__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         return f"Subject({self.name}, {parameters / 1e6:,.1f} M parameters, {type(self.optimizer).__name__})"

@@ -119,8 +119,8 @@ class _Recording(TorchDispatchMode):
     def _node(self, tensor: torch.Tensor) -> fx.Node:
         if id(tensor) not in self.nodes:
             raise CaptureError(
-                f"{self.optimizer}.step() uses a tensor of shape {tuple(tensor.shape)} that is neither in its state nor "
-                "in its groups: capture the step without an optimizer and call it yourself."
+                f"{self.optimizer}.step() uses a tensor of shape {tuple(tensor.shape)} that is neither in its state "
+                "nor in its groups: capture the step without an optimizer and call it yourself."
             )
         return self.nodes[id(tensor)]
 

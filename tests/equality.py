@@ -10,14 +10,6 @@ from acwb.models import Subject
 Snapshot = dict[str, Any]
 
 
-def eager_step(subject: Subject) -> torch.Tensor:
-    subject.optimizer.zero_grad(set_to_none=True)
-    loss = subject.loss_fn(subject.model, subject.batch)
-    loss.backward()
-    subject.optimizer.step()
-    return loss.detach()
-
-
 def snapshot(subject: Subject, loss: torch.Tensor) -> Snapshot:
     """Copies of everything that an iteration leaves behind."""
     found: Snapshot = {"loss": loss, "random state": torch.get_rng_state()}

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from equality import differences, eager_step, train
+from equality import differences, train
 from zoo import MAKERS, OPTIMIZERS, momentum
 
 import acwb
@@ -12,7 +12,7 @@ from acwb.models import Subject
 
 
 def assert_equal_training(eager: Subject, captured: Subject) -> acwb.TracedStep:
-    expected = train(eager, lambda: eager_step(eager))
+    expected = train(eager, eager.eager_step)
     step = acwb.trace(captured.model, captured.batch, captured.loss_fn, captured.optimizer)
     assert differences(train(captured, step.run), expected) == []
     return step
@@ -48,7 +48,7 @@ def test_the_oracle_sees_one_bit() -> None:
     parameter = next(other.model.parameters())
     with torch.no_grad():
         parameter.view(-1)[0] = torch.nextafter(parameter.view(-1)[0], torch.tensor(torch.inf))
-    found = differences(train(other, lambda: eager_step(other)), train(eager, lambda: eager_step(eager)))
+    found = differences(train(other, other.eager_step), train(eager, eager.eager_step))
     assert "iteration 0: parameter 0.0.weight" in found
 
 
@@ -83,7 +83,7 @@ def test_a_learning_rate_schedule_and_clipping_hook_work_as_in_eager() -> None:
         schedule.step()
         return loss
 
-    expected = train(eager, lambda: then(lambda: eager_step(eager), eager_schedule))
+    expected = train(eager, lambda: then(eager.eager_step, eager_schedule))
     assert differences(train(captured, lambda: then(step.run, schedule)), expected) == []
     assert schedule.get_last_lr() == [momentum([torch.zeros(1)]).defaults["lr"] / 8]
 
@@ -103,10 +103,10 @@ def test_other_batches_of_the_same_form_are_run() -> None:
 def test_a_model_restored_from_a_checkpoint_is_seen() -> None:
     eager, captured = MAKERS["batch_norm"](), MAKERS["batch_norm"]()
     step = acwb.trace(captured.model, captured.batch, captured.loss_fn, captured.optimizer)
-    train(eager, lambda: eager_step(eager))
+    train(eager, eager.eager_step)
     captured.model.load_state_dict(eager.model.state_dict())
     captured.optimizer.load_state_dict(copy.deepcopy(eager.optimizer.state_dict()))
-    expected = train(eager, lambda: eager_step(eager))
+    expected = train(eager, eager.eager_step)
     assert differences(train(captured, step.run), expected) == []
 
 
