@@ -28,6 +28,8 @@ from acwb.surveyor import storage_of
 
 aten = torch.ops.aten
 
+SLOT = "slot_"
+
 
 @dataclass
 class Assembly:
@@ -49,7 +51,7 @@ class Assembly:
 
 def slot_names(slots: Sequence[Slot]) -> list[str]:
     """The names under which the model's tensors are presented to the export."""
-    return [f"slot_{number}" for number in range(len(slots))]
+    return [f"{SLOT}{number}" for number in range(len(slots))]
 
 
 def placeholder(graph: fx.Graph, name: str, role: Role, value: object, module: str = "") -> fx.Node:
@@ -81,7 +83,7 @@ def finish(assembly: Assembly) -> fx.Graph:
 def _position(assembly: Assembly, description: object) -> int:
     """Which placeholder of the step a descriptor of the export speaks of."""
     if isinstance(description, (ParamAOTInput, BufferAOTInput)):
-        return slot_names(assembly.slots).index(description.target)
+        return int(description.target.removeprefix(SLOT))
     if isinstance(description, PlainAOTInput):
         return len(assembly.slots) + description.idx
     raise CaptureError(
@@ -110,30 +112,43 @@ def _copy_ops(graph: fx.Graph, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) 
         if phase is Phase.FORWARD and node.meta.get("partitioner_tag") == "is_backward":
             phase = Phase.BACKWARD
             _start_backward(graph, joint, copies)
+        module = node.meta.get("custom", {}).get("module", "")
+        _refuse(node, module)
         if node.target in (aten.detach.default, aten.alias.default):
             copies[node] = copies[node.args[0]]
             continue
         copy = graph.node_copy(node, copies.__getitem__)
-        if node.kwargs.get("generator") is not None:
-            raise CaptureError(f"{node.target} draws from a generator of its own: only the global one can be captured.")
         if node.target is aten.bernoulli.p:
             copy.target = kernels.bernoulli
-        copy.meta = {"val": node.meta["val"], "phase": phase, "module": node.meta.get("custom", {}).get("module", "")}
+        copy.meta = {"val": node.meta["val"], "phase": phase, "module": module}
         copies[node] = copy
     if phase is Phase.FORWARD:
         _start_backward(graph, joint, copies)
 
 
+def _refuse(node: fx.Node, module: str) -> None:
+    """Refuse what was recorded otherwise than eager runs it."""
+    if node.target in (aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default):
+        raise CaptureError(
+            f"{f'Module {module}' if module else 'The model'} computes in place on slices of a tensor ({node.target}, "
+            "in recurrent cells and nn.GRU), which cannot be captured to the bit: use nn.LSTM in float32.",
+            module,
+        )
+
+
 def _start_backward(graph: fx.Graph, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
-    """The derivative of the loss by itself, which the joint graph has as an input."""
+    """Make the derivatives with which the backward pass starts, which are inputs of the joint graph.
+
+    The loss's own is one. The new value of a parameter that the model writes into has one too, which is zero.
+    """
     for tangent in joint.find_nodes(op="placeholder"):
         if tangent not in copies:
             value = tangent.meta["val"]
-            one = graph.call_function(
-                aten.full.default, (list(value.shape), 1.0), {"dtype": value.dtype, "device": value.device}
-            )
-            one.meta = {"val": value, "phase": Phase.BACKWARD, "module": ""}
-            copies[tangent] = one
+            derivative = 1.0 if isinstance(tangent.meta["desc"].output, PlainAOTOutput) else 0.0
+            options = {"dtype": value.dtype, "device": value.device}
+            node = graph.call_function(aten.full.default, (list(value.shape), derivative), options)
+            node.meta = {"val": value, "phase": Phase.BACKWARD, "module": ""}
+            copies[tangent] = node
 
 
 def _read_results(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:

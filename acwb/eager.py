@@ -19,7 +19,6 @@ _HARMLESS = (
     "one_hot",
     "tensor_split",
     "broadcast_tensors",
-    "unsafe_chunk",
     "empty",
 )
 _COMPOSITE = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
@@ -130,28 +129,22 @@ def cast_cache(parameters: Sequence[torch.Tensor], enabled: bool) -> Iterator[No
     precision. torch's own cache is off while recording, and would not take `parameters`, which are not leaves there.
     """
     cache: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+    cast = torch.ops.aten.to.dtype
     clear = torch.clear_autocast_cache
     before = torch.is_autocast_cache_enabled()
     cacheable = {id(tensor) for tensor in parameters if tensor.requires_grad and tensor.dtype == torch.float32}
 
-    def to(
-        tensor: torch.Tensor,
-        dtype: torch.dtype,
-        non_blocking: bool = False,
-        copy: bool = False,
-        memory_format: torch.memory_format | None = None,
-    ) -> torch.Tensor:
-        if tensor.dtype == dtype and not copy and memory_format in (None, torch.preserve_format):
-            return tensor
-        key = (id(tensor), dtype)
-        cached = id(tensor) in cacheable and torch.is_autocast_cache_enabled() and _called_by_autocast(tensor.device)
-        if cached and key in cache:
-            return cache[key]
-        options = {"dtype": dtype, "non_blocking": non_blocking, "memory_format": memory_format}
-        result: torch.Tensor = torch.ops.aten._to_copy.default(tensor, **options)
-        if cached and dtype == torch.get_autocast_dtype(tensor.device.type):
-            cache[key] = result
-        return result
+    def to(tensor: torch.Tensor, dtype: torch.dtype, *options: Any) -> torch.Tensor:
+        if (
+            id(tensor) not in cacheable
+            or not torch.is_autocast_cache_enabled()
+            or not _called_by_autocast(tensor.device)
+        ):
+            result: torch.Tensor = cast._op_dk(DispatchKey.CompositeImplicitAutograd, tensor, dtype, *options)
+            return result
+        if (id(tensor), dtype) not in cache:
+            cache[id(tensor), dtype] = torch.ops.aten._to_copy.default(tensor, dtype=dtype)
+        return cache[id(tensor), dtype]
 
     def clear_both() -> None:
         cache.clear()
@@ -160,7 +153,7 @@ def cast_cache(parameters: Sequence[torch.Tensor], enabled: bool) -> Iterator[No
     torch.set_autocast_cache_enabled(enabled)
     torch.clear_autocast_cache = clear_both
     try:
-        with _python_kernel(torch.ops.aten.to.dtype, to):
+        with _python_kernel(cast, to):
             yield
     finally:
         torch.clear_autocast_cache = clear

@@ -250,6 +250,10 @@ def _check(graph: StepGraph) -> None:
         phase = op.phase
         done.add(op.name)
         alive.update(op.outputs)
+    read_backward = {name for op in graph.ops if op.phase is Phase.BACKWARD for name in op.inputs}
+    for storage in graph.storages:
+        if storage.role is Role.ACTIVATION and storage.name not in made & read_backward:
+            raise AcwbError(f"Storage {storage.name} is an activation, but no backward op reads it.")
     for name in (graph.loss, *(name for pair in graph.gradients for name in pair)):
         if name not in alive:
             raise AcwbError(f"Storage {name} is the loss or a gradient, but the graph does not have it.")

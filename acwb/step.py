@@ -162,9 +162,12 @@ class TracedStep:
         parameters = [tensor for slot, tensor in zip(self.slots, inputs, strict=False) if slot.role is Role.PARAMETER]
         for parameter in parameters:
             parameter.grad = None
-        with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
+        no_autocast = torch.autocast(inputs[0].device.type, enabled=False)
+        # Below autograd, but with gradients enabled as in eager: some kernels (recurrent layers) ask for that.
+        with no_autocast, torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
             loss, gradients, updates = self._compute(*inputs)
-            if self.updated:
+        if self.updated:
+            with torch.no_grad():
                 torch._foreach_copy_([inputs[position] for position in self.updated], updates)
         del updates
         for parameter, gradient in zip(parameters, gradients, strict=True):

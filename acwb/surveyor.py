@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from acwb.graph import Environment, Op, Phase, Role, StepGraph, Storage
@@ -61,6 +63,24 @@ class _Survey:
         self.bytes_of[name] = value.untyped_storage().nbytes()
         return True
 
+    def _correct_size(self, node: fx.Node, name: str, value: torch.Tensor, position: int | None) -> None:
+        """Ask the op again for the size of a storage with gaps: torch's cache counts only what its strides reach."""
+        if (
+            is_non_overlapping_and_dense_or_false(value)
+            or not isinstance(value, FakeTensor)
+            or isinstance(node.target, str)
+        ):
+            return
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+        mode = value.fake_mode
+        before, mode.cache_enabled = mode.cache_enabled, False
+        try:
+            result = node.target(*args, **kwargs)
+        finally:
+            mode.cache_enabled = before
+        again = result if position is None else result[position]
+        self.bytes_of[name] = again.untyped_storage().nbytes()
+
     def _add_existing(self, node: fx.Node) -> None:
         name = node.meta.get("storage", node.name)
         if isinstance(node.meta["val"], torch.Tensor) and self._add(node.meta["val"], name):
@@ -73,6 +93,7 @@ class _Survey:
         for position, value in enumerate(node.meta["val"] if several else [node.meta["val"]]):
             name = f"{node.name}:{position}" if several else node.name
             if isinstance(value, torch.Tensor) and self._add(value, name):
+                self._correct_size(node, name, value, position if several else None)
                 outputs.append(name)
                 self.phase_made[name] = node.meta["phase"]
         mutates = tuple(dict.fromkeys(self.name_of[storage_of(value)] for value in _tensors_written(node)))

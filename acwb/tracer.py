@@ -8,7 +8,6 @@ values, and every input and output says what it is. `eager` makes the recording 
 import contextlib
 import logging
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +19,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx import traceback as fx_traceback
 
-from acwb import assembler, eager, recorder
+from acwb import assembler, checker, eager, recorder
 from acwb.binder import Slot, attributes_restored, rebound, slots_of, standing_in
 from acwb.errors import AcwbError, CaptureError
 from acwb.graph import Environment, Role
@@ -52,12 +51,13 @@ def trace(
     """
     if not isinstance(model, nn.Module):
         raise AcwbError(f"trace needs an nn.Module, not {type(model).__name__}: pass the model itself.")
+    checker.check_modules(model)
     captured = CapturedBatch.of(batch)
     slots = slots_of(model)
-    _check_batch(captured, slots)
+    checker.check_batch(captured, slots)
     if optimizer is not None:
-        _check_optimizer(optimizer, slots)
-    _check_modes(model)
+        checker.check_optimizer(optimizer, slots)
+    checker.check_modes(model)
     joint, constants = _Capture(model, slots, captured, loss_fn or _own_loss).run()
     assembly = assembler.assemble(joint, slots, captured.tensor_names)
     if optimizer is not None:
@@ -101,71 +101,10 @@ def _own_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise CaptureError(
-            f"The model returns {_described(output)}, which is neither a scalar loss nor has one in .loss: "
+            f"The model returns {checker.described(output)}, which is neither a scalar loss nor has one in .loss: "
             "pass loss_fn=lambda model, batch: ... that computes the loss."
         )
     return loss
-
-
-def _check_batch(batch: CapturedBatch, slots: Sequence[Slot]) -> None:
-    if not batch.tensors:
-        raise AcwbError("The batch holds no tensor: pass the tensors that the model is called with.")
-    device = slots[0].tensor.device if slots else batch.tensors[0].device
-    for slot in slots:
-        if slot.role is Role.PARAMETER and slot.tensor.device != device:
-            raise AcwbError(
-                f"{slot.name} is on {slot.tensor.device}, but {slots[0].name} is on {device}: put the model on one "
-                "device."
-            )
-    for name, tensor in zip(batch.tensor_names, batch.tensors, strict=True):
-        if tensor.device != device:
-            raise AcwbError(
-                f"{name} is on {tensor.device}, but the model is on {device}: move it with .to({str(device)!r})."
-            )
-        if tensor.numel() == 0:
-            raise AcwbError(f"{name} is empty (shape {tuple(tensor.shape)}): pass a batch with at least one element.")
-        if tensor.requires_grad:
-            raise AcwbError(f"{name} requires grad, but a step has gradients for parameters only: detach it.")
-
-
-def _check_optimizer(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> None:
-    known = {id(slot.tensor): slot for slot in slots if slot.role is Role.PARAMETER}
-    held: set[int] = set()
-    for number, group in enumerate(optimizer.param_groups):
-        for position, parameter in enumerate(group["params"]):
-            held.add(id(parameter))
-            if id(parameter) not in known:
-                raise AcwbError(
-                    f"The optimizer holds a parameter that the model does not have (group {number}, position "
-                    f"{position}, {Form.of(parameter)}): build it from model.parameters()."
-                )
-    missing = [slot.name for key, slot in known.items() if key not in held and slot.tensor.requires_grad]
-    if missing:
-        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise AcwbError(
-            f"The optimizer lacks {names}, which require grad: add them to it, or freeze them with "
-            "requires_grad_(False)."
-        )
-
-
-def _check_modes(model: nn.Module) -> None:
-    if any(torch.is_autocast_enabled(device) for device in {"cpu", eager.accelerator()}):
-        raise AcwbError(
-            "trace was called inside torch.autocast: enter autocast inside loss_fn, around the model's call."
-        )
-    if torch.is_inference_mode_enabled():
-        raise AcwbError("trace was called inside torch.inference_mode, where nothing can be trained: leave it first.")
-    normalizations = [
-        path
-        for path, module in model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats and not module.training
-    ]
-    if normalizations:
-        warnings.warn(
-            f"{len(normalizations)} normalization layers (first: {normalizations[0]}) are in eval mode: the step uses "
-            "their running statistics and does not update them. For ordinary training call model.train() before trace.",
-            stacklevel=3,
-        )
 
 
 class _Presented(nn.Module):
@@ -216,6 +155,7 @@ class _Capture:
             stack.enter_context(attributes_restored(self.model))
             stack.enter_context(eager.as_in_eager())
             stack.enter_context(_quiet())
+            stack.enter_context(self._refusing_checkpoints())
             stack.enter_context(fx_traceback.preserve_node_meta())
             stack.callback(nn.modules.module.register_module_forward_pre_hook(self._enter_module).remove)
             stack.callback(nn.modules.module.register_module_forward_hook(self._leave_module).remove)
@@ -228,7 +168,7 @@ class _Capture:
         with standing_in(self.slots, tensors), eager.cast_cache(tensors, self.cache_casts):
             loss = self.loss_fn(self.model, self.batch.with_tensors(inputs))
             self.rebound = rebound(self.slots, tensors)
-        _check_loss(loss)
+        checker.check_loss(loss)
         # The export treats a loss that is a view, or an input, apart; a copy is the same number.
         return loss.clone() if loss._is_view() or loss.is_leaf else loss
 
@@ -244,12 +184,32 @@ class _Capture:
             pass
         self._annotate()
         if module is self.model:
-            self.returned = _described(output)
+            self.returned = checker.described(output)
 
     def _annotate(self) -> None:
         """Have the ops that are recorded from here on, and their backward ops, carry the module's path."""
         path = self.paths[id(self.inside[-1])] if self.inside else ""
         fx_traceback.current_meta["custom"] = {"module": path}
+
+    @contextlib.contextmanager
+    def _refusing_checkpoints(self) -> Iterator[None]:
+        """Refuse torch.utils.checkpoint and its like, which work by hooks on saved tensors that a recording ignores."""
+        hooks = torch.autograd.graph.saved_tensors_hooks
+        enter = hooks.__enter__
+
+        def refuse(_hooks: object) -> None:
+            path = self.paths[id(self.inside[-1])] if self.inside else ""
+            raise CaptureError(
+                f"{f'Module {path}' if path else 'The model'} already decides what to keep (torch.utils.checkpoint or "
+                "other hooks on saved tensors): switch that off (in transformers, gradient_checkpointing_disable()).",
+                path,
+            )
+
+        hooks.__enter__ = refuse  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            hooks.__enter__ = enter  # type: ignore[method-assign]
 
     def _refuse_lost_state(self, graph: fx.Graph) -> None:
         """Refuse a model that carries state from step to step by assigning a tensor instead of writing into it."""
@@ -274,7 +234,7 @@ class _Capture:
         at = f" at {location} ({frame.line})" if frame else ""
         module = self.inside[-1] if self.inside else None
         path = self.paths[id(module)] if module else ""
-        where = f"module {path or '(the model)'} ({type(module).__name__})" if module else "loss_fn"
+        where = f"{f'module {path}' if path else 'the model'} ({type(module).__name__})" if module else "loss_fn"
         raise CaptureError(self._sentence(error, where, at), path, location) from error
 
     def _sentence(self, error: Exception, where: str, at: str) -> str:
@@ -284,33 +244,17 @@ class _Capture:
                 "captured step runs the same ops for every batch. Use torch.where or a mask instead, or compute the "
                 "value before the step and pass it in the batch as a number."
             )
-        reason = str(error).strip().split("\n")[0] or "no message"
+        reason = str(error).strip().split("\n")[0].replace("FunctionalTensor", "Tensor") or "no message"
+        if "share storage" in reason:
+            return f"The model writes into tensors of the batch that share memory: pass copies of them ({reason})"
+        if "entirely functional graph" in reason:
+            return (
+                f"The step writes into a tensor that the model does not hold: make it a buffer of the model ({reason})"
+            )
+        if "numpy()" in reason:
+            return f"A tensor's data is asked for in {where}{at}, but a capture has none: compute this before the step."
         returned = f" The model returned {self.returned}." if where == "loss_fn" and self.returned else ""
         return f"{type(error).__name__} in {where}{at}: {reason}{'' if reason.endswith('.') else '.'}{returned}"
-
-
-def _check_loss(loss: object) -> None:
-    if not isinstance(loss, torch.Tensor):
-        raise CaptureError(f"loss_fn returned {_described(loss)}: return one scalar tensor.")
-    if loss.numel() != 1:
-        raise CaptureError(f"The loss has shape {tuple(loss.shape)}, not one value: reduce it, with .mean() for one.")
-    if not loss.dtype.is_floating_point:
-        raise CaptureError(f"The loss is {loss.dtype}: return a real floating-point scalar.")
-    if not loss.requires_grad:
-        raise CaptureError(
-            "The loss does not require grad, so there is nothing to train: check that some parameters require grad and "
-            "that loss_fn does not detach or run under no_grad."
-        )
-
-
-def _described(value: object) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor {Form.of(value)}"
-    if isinstance(value, dict):
-        return f"{type(value).__name__} with keys {', '.join(map(repr, value))}"
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
 def _users_frame(error: Exception) -> traceback.FrameSummary | None:

@@ -194,12 +194,19 @@ def frozen_and_unused() -> Any:
 @subject
 def integer_inputs() -> Any:
     model = Lambda(
-        lambda m, tokens, flags: (
-            (m.table(tokens, torch.tensor([0, 3])) * flags.float()[:2, None]).square().sum() / flags.sum()
-        ),
-        table=nn.EmbeddingBag(9, 4, mode="mean"),
+        lambda m, tokens, flags: (m.table(tokens)[1:5] * flags.float()[:, None]).square().sum() / flags.sum(),
+        table=nn.Embedding(9, 4),
     )
     return model, (torch.randint(9, (6,)), torch.tensor([True, False, True, True]))
+
+
+@subject
+def embedding_bag() -> Any:
+    model = Lambda(
+        lambda m, tokens: m.table(tokens, torch.tensor([0, 3])).square().sum(),
+        table=nn.EmbeddingBag(9, 4, mode="mean"),
+    )
+    return model, (torch.randint(9, (6,)),)
 
 
 @subject
@@ -372,3 +379,35 @@ def double_precision_and_names_of_ops() -> Any:
     names = {"mm": torch.randn(6, 6), "relu": torch.randn(6), "input": torch.randn(())}
     model = Lambda(forward, **{name: nn.Parameter(value.double()) for name, value in names.items()})
     return model, (torch.randn(4, 6).double(),)
+
+
+@subject
+def dropout_of_a_transposed_value() -> Any:
+    """Noise is drawn in the order of memory, not of indices."""
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        turned = m.linear(x).transpose(0, 1)
+        return sum(functional.dropout(turned, p).square().mean() for p in (0.1, 0.15))
+
+    return Lambda(forward, linear=nn.Linear(6, 6)), (torch.randn(3, 4, 6),)
+
+
+@subject
+def parameters_written_in_the_forward_pass() -> Any:
+    model = Lambda(
+        lambda m, tokens: m.linear(m.table(tokens)).square().mean(),
+        table=nn.Embedding(9, 4, max_norm=1.0),
+        linear=nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)),
+    )
+    return model, (torch.randint(9, (6,)),)
+
+
+@subject
+def recurrent() -> Any:
+    """oneDNN's LSTM keeps a workspace for its backward, only where gradients are enabled."""
+    model = Lambda(
+        lambda m, x: m.simple(m.lstm(x)[0])[0].square().mean(),
+        lstm=nn.LSTM(6, 5, num_layers=2, bidirectional=True, dropout=0.2),
+        simple=nn.RNN(10, 4),
+    )
+    return model, (torch.randn(7, 3, 6),)

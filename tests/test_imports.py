@@ -1,0 +1,62 @@
+"""Modules import in one direction, and what must stay light imports nothing heavy. Read off the import statements."""
+
+import ast
+from pathlib import Path
+
+import acwb
+
+FOLDER = Path(acwb.__file__).parent
+
+# A module imports only from its left.
+LINE = [
+    *("errors", "units", "archive", "graph"),
+    *("kernels", "binder", "step", "surveyor", "assembler", "recorder", "eager", "checker", "tracer"),
+    *("measure",),
+]
+BESIDE = {"compatibility", "models", "bench"}
+ONLY_IN = {"torchvision": {"models"}, "transformers": {"models"}, "plotly": {"plots"}, "ipywidgets": {"widgets"}}
+WITHOUT_TORCH = {"errors", "units", "archive", "graph"}
+
+
+def imports(module: str) -> set[str]:
+    """Every module that `module` imports anywhere, ours as "acwb.name"."""
+    found = set()
+    for node in ast.walk(ast.parse((FOLDER / f"{module}.py").read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import"
+            source = node.module or ""
+            found |= {f"acwb.{alias.name}" for alias in node.names} if source == "acwb" else {source}
+    return found
+
+
+def own_imports(module: str) -> set[str]:
+    return {name.split(".")[1] for name in imports(module) if name.startswith("acwb.")}
+
+
+def test_every_module_has_its_place() -> None:
+    assert {path.stem for path in FOLDER.glob("*.py")} - {"__init__"} == {*LINE, *BESIDE}
+
+
+def test_modules_import_only_from_their_left() -> None:
+    for position, module in enumerate(LINE):
+        assert own_imports(module) <= set(LINE[:position]), module
+
+
+def test_models_stand_beside_the_line() -> None:
+    assert own_imports("models") <= {"errors"}
+    assert own_imports("compatibility") == set()
+
+
+def test_the_vocabulary_needs_no_torch() -> None:
+    for module in WITHOUT_TORCH:
+        assert own_imports(module) <= WITHOUT_TORCH
+        assert not any(name.split(".")[0] in {"torch", "numpy", "pandas"} for name in imports(module)), module
+
+
+def test_heavy_libraries_are_imported_in_one_place_each() -> None:
+    for module in (*LINE, *BESIDE):
+        for library, places in ONLY_IN.items():
+            if any(name.split(".")[0] == library for name in imports(module)):
+                assert module in places, f"{module} imports {library}"
