@@ -210,11 +210,18 @@ def _gradient_strides(parameter: torch.Tensor, gradient: torch.Tensor) -> tuple[
 def _copy_gradient(graph: fx.Graph, gradient: fx.Node, parameter: torch.Tensor) -> fx.Node:
     value = gradient.meta["val"]
     arguments = (list(parameter.shape), list(_gradient_strides(parameter, parameter)))
-    siblings = list(gradient.all_input_nodes[0].users) if gradient.target is operator.getitem else [gradient]
-    with graph.inserting_after(siblings[-1]), value.fake_mode:
+    with graph.inserting_after(_last_beside(graph, gradient)), value.fake_mode:
         copy = graph.call_function(kernels.gradient_copy, (gradient, *arguments))
-        copy.meta = {**gradient.meta, "val": kernels.gradient_copy(value, *arguments)}
+        copied = kernels.gradient_copy(value, *arguments)
+    copy.meta = {"val": copied, "phase": Phase.BACKWARD, "module": gradient.meta["module"]}
     return copy
+
+
+def _last_beside(graph: fx.Graph, gradient: fx.Node) -> fx.Node:
+    """Where a gradient is complete: after all results of its op, or (where it is no op's result) at the end."""
+    if gradient.meta.get("phase") is not Phase.BACKWARD:
+        return list(graph.nodes)[-1]
+    return list(gradient.all_input_nodes[0].users)[-1] if gradient.target is operator.getitem else gradient
 
 
 def _write_back(assembly: Assembly) -> None:
@@ -232,5 +239,6 @@ def _write_back(assembly: Assembly) -> None:
             }
             assembly.updates[position] = copy
     targets = [assembly.placeholders[position] for position in assembly.updates]
-    node = assembly.graph.call_function(aten._foreach_copy_.default, (targets, list(assembly.updates.values())))
+    arguments = (targets, list(assembly.updates.values()))
+    node = assembly.graph.create_node("call_function", aten._foreach_copy_.default, arguments, name="write_back")
     node.meta = {"val": None, "phase": Phase.BACKWARD, "module": "", "writes_back": True}

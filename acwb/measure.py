@@ -70,7 +70,7 @@ class LiveBytes(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         for tensor in _tensors(result):
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._known | existing:
+            if storage._cdata not in self._known and storage._cdata not in existing:
                 self._known.add(storage._cdata)
                 self.live += storage.nbytes()
                 weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())

@@ -9,6 +9,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -31,8 +32,8 @@ class Trained:
     gradient: fx.Node | None
 
 
-def record(graph: fx.Graph, optimizer: torch.optim.Optimizer, parameters: Sequence[Trained]) -> None:
-    """Append the ops of the optimizer's second step to `graph`."""
+def record(graph: fx.Graph, optimizer: torch.optim.Optimizer, parameters: Sequence[Trained]) -> dict[str, torch.Tensor]:
+    """Append the ops of the optimizer's second step to `graph`, and return the constants that they refer to."""
     stand_ins = {id(parameter.tensor): parameter.node.meta["val"].detach() for parameter in parameters}
     nodes: dict[int, fx.Node] = {}
     for parameter in parameters:
@@ -43,17 +44,32 @@ def record(graph: fx.Graph, optimizer: torch.optim.Optimizer, parameters: Sequen
             nodes[id(stand_in.grad)] = parameter.gradient
     copy = _on_stand_ins(optimizer, stand_ins)
     step = type(copy).step
-    try:
-        step(copy)
-    except TypeError as error:
-        raise CaptureError(
-            f"{type(optimizer).__name__}.step() cannot be called without arguments ({error}): capture the step without "
-            "an optimizer and call it yourself."
-        ) from error
     names = {id(stand_ins[id(parameter.tensor)]): parameter.name for parameter in parameters}
-    _add_state(graph, copy, names, nodes)
-    with _Recording(graph, nodes, type(optimizer).__name__):
+    with _Explanation(type(optimizer).__name__):
         step(copy)
+        _add_state(graph, copy, names, nodes)
+        recording = _Recording(graph, nodes)
+        with recording:
+            step(copy)
+    return recording.constants
+
+
+@dataclass(frozen=True)
+class _Explanation:
+    """Turns whatever stops the recording into one sentence."""
+
+    optimizer: str
+
+    def __enter__(self) -> None:
+        """Watch over the recording."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            reason = str(error).strip().split("\n")[0].rstrip(".") or "no message"
+            raise CaptureError(
+                f"{self.optimizer}.step() cannot be recorded ({type(error).__name__}: {reason}): capture the step "
+                "without an optimizer and call it yourself."
+            ) from error
 
 
 def _on_stand_ins(optimizer: torch.optim.Optimizer, stand_ins: dict[int, torch.Tensor]) -> torch.optim.Optimizer:
@@ -96,16 +112,16 @@ def _add_state(
 class _Recording(TorchDispatchMode):
     """Appends each op that runs to a graph."""
 
-    def __init__(self, graph: fx.Graph, nodes: dict[int, fx.Node], optimizer: str) -> None:
+    def __init__(self, graph: fx.Graph, nodes: dict[int, fx.Node]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # of torch
         self.graph = graph
         self.nodes = nodes
-        self.optimizer = optimizer
+        self.constants: dict[str, torch.Tensor] = {}
         self.alive: list[Any] = []  # a tensor's id means it only while it lives
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if function.namespace == "profiler":  # marks a region, computes nothing
+        if function.namespace in ("prim", "profiler"):  # asks for a device, marks a region: nothing is computed
             return result
         sources, options = pytree.tree_map_only(torch.Tensor, self._node, (args, kwargs or {}))
         name = function.overloadpacket.__name__
@@ -117,11 +133,12 @@ class _Recording(TorchDispatchMode):
         return result
 
     def _node(self, tensor: torch.Tensor) -> fx.Node:
-        if id(tensor) not in self.nodes:
-            raise CaptureError(
-                f"{self.optimizer}.step() uses a tensor of shape {tuple(tensor.shape)} that is neither in its state "
-                "nor in its groups: capture the step without an optimizer and call it yourself."
-            )
+        if id(tensor) not in self.nodes:  # made by the step from a number, without an op
+            name = f"_optimizer_constant{len(self.constants)}"
+            self.constants[name] = tensor
+            node = self.graph.get_attr(name)
+            node.meta = {"val": tensor, "phase": Phase.OPTIMIZER, "module": ""}
+            self.nodes[id(tensor)] = node
         return self.nodes[id(tensor)]
 
     def _remember(self, node: fx.Node, result: Any) -> None:

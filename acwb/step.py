@@ -5,7 +5,7 @@ drops each value at its last use. Buffers, gradients and parameters are only tou
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -145,7 +145,7 @@ class TracedStep:
     forms: tuple[Form, ...]
     batch: CapturedBatch
     updated: tuple[int, ...]
-    modes: tuple[tuple[str, nn.Module, bool], ...] = field(default=())
+    modes: tuple[tuple[str, nn.Module, bool], ...]
 
     def run(self, batch: object = None) -> torch.Tensor:
         """Do one iteration on `batch` (by default the captured one) and return the detached loss.

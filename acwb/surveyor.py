@@ -10,11 +10,20 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._prims_common import is_non_overlapping_and_dense_or_false
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from acwb.graph import Environment, Op, Phase, Role, StepGraph, Storage
+
+aten = torch.ops.aten
+
+# Their kernels copy the whole storage behind the first argument, also where it is only a part of it.
+_COPY_WHOLE_STORAGE = {
+    aten.copy.default,
+    aten.slice_scatter.default,
+    aten.select_scatter.default,
+    aten.diagonal_scatter.default,
+    aten.as_strided_scatter.default,
+}
 
 
 def storage_of(value: torch.Tensor) -> int:
@@ -43,47 +52,35 @@ class _Survey:
             elif node.op == "call_function" and node.target is not operator.getitem:
                 self.ops.append(self._op(node))
         loss, gradients, updates = self._output()
-        self._assign_roles(set(gradients.values()), updates, loss)
+        self._assign_roles({gradient for _, gradient in gradients}, updates, loss)
         return StepGraph(
             ops=tuple(self.ops),
             storages=tuple(Storage(name, size, self.role_of[name]) for name, size in self.bytes_of.items()),
             loss=loss,
-            gradients=tuple(gradients.items()),
+            gradients=gradients,
             environment=environment,
         )
 
     def _name(self, node: fx.Node) -> str:
         return self.name_of[storage_of(node.meta["val"])]
 
-    def _add(self, value: torch.Tensor, name: str) -> bool:
-        """Give a storage its name when it is first seen."""
+    def _add(self, value: torch.Tensor, name: str, size: int) -> bool:
+        """Give a storage its name and size when it is first seen."""
         if storage_of(value) in self.name_of:
             return False
         self.name_of[storage_of(value)] = name
-        self.bytes_of[name] = value.untyped_storage().nbytes()
+        self.bytes_of[name] = size
         return True
 
-    def _correct_size(self, node: fx.Node, name: str, value: torch.Tensor, position: int | None) -> None:
-        """Ask the op again for the size of a storage with gaps: torch's cache counts only what its strides reach."""
-        if (
-            is_non_overlapping_and_dense_or_false(value)
-            or not isinstance(value, FakeTensor)
-            or isinstance(node.target, str)
-        ):
-            return
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
-        mode = value.fake_mode
-        before, mode.cache_enabled = mode.cache_enabled, False
-        try:
-            result = node.target(*args, **kwargs)
-        finally:
-            mode.cache_enabled = before
-        again = result if position is None else result[position]
-        self.bytes_of[name] = again.untyped_storage().nbytes()
+    def _size(self, node: fx.Node, value: torch.Tensor) -> int:
+        first = node.args[0] if node.args else None
+        if node.target in _COPY_WHOLE_STORAGE and isinstance(first, fx.Node) and 0 not in first.meta["val"].stride():
+            return self.bytes_of[self._name(first)]
+        return value.untyped_storage().nbytes()
 
     def _add_existing(self, node: fx.Node) -> None:
-        name = node.meta.get("storage", node.name)
-        if isinstance(node.meta["val"], torch.Tensor) and self._add(node.meta["val"], name):
+        name, value = node.meta.get("storage", node.name), node.meta["val"]
+        if self._add(value, name, value.untyped_storage().nbytes()):
             self.role_of[name] = node.meta.get("role", Role.OTHER)
 
     def _op(self, node: fx.Node) -> Op:
@@ -92,8 +89,7 @@ class _Survey:
         outputs = []
         for position, value in enumerate(node.meta["val"] if several else [node.meta["val"]]):
             name = f"{node.name}:{position}" if several else node.name
-            if isinstance(value, torch.Tensor) and self._add(value, name):
-                self._correct_size(node, name, value, position if several else None)
+            if isinstance(value, torch.Tensor) and self._add(value, name, self._size(node, value)):
                 outputs.append(name)
                 self.phase_made[name] = node.meta["phase"]
         mutates = tuple(dict.fromkeys(self.name_of[storage_of(value)] for value in _tensors_written(node)))
@@ -116,17 +112,17 @@ class _Survey:
             and any(isinstance(value, torch.Tensor) for value in pytree.tree_leaves(node.meta["val"])),
         )
 
-    def _output(self) -> tuple[str, dict[str, str], set[str]]:
+    def _output(self) -> tuple[str, tuple[tuple[str, str], ...], set[str]]:
         (output,) = self.graph.find_nodes(op="output")
         loss, gradients, updates = output.args[0]
         parameters = [node for node in self.graph.find_nodes(op="placeholder") if node.meta["role"] is Role.PARAMETER]
         return (
             self._name(loss),
-            {
-                self._name(node): self._name(gradient)
+            tuple(
+                (self._name(node), self._name(gradient))
                 for node, gradient in zip(parameters, gradients, strict=True)
                 if gradient is not None
-            },
+            ),
             {self._name(node) for node in updates},
         )
 

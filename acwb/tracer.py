@@ -61,7 +61,7 @@ def trace(
     joint, constants = _Capture(model, slots, captured, loss_fn or _own_loss).run()
     assembly = assembler.assemble(joint, slots, captured.tensor_names)
     if optimizer is not None:
-        recorder.record(assembly.graph, optimizer, _trained(assembly))
+        constants |= recorder.record(assembly.graph, optimizer, _trained(assembly))
     graph = assembler.finish(assembly)
     return TracedStep(
         graph=survey(graph, _environment(model, captured, optimizer)),

@@ -161,7 +161,7 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], str]] = {
         two_layers_one_optimized,
         "The optimizer lacks 1.weight, 1.bias, which require grad",
     ),
-    "optimizer wants a closure": (with_closure, r"LBFGS.step\(\) cannot be called without arguments"),
+    "optimizer wants a closure": (with_closure, r"LBFGS.step\(\) cannot be recorded \(TypeError: .* 'closure'\)"),
     "own generator": (lambda: (linear(), (INPUT,), drawing_from_its_own_generator), "Generator"),
     "writes into a closure": (writing_into_a_closure, "make it a buffer of the model"),
     "writes into aliases": (

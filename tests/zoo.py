@@ -29,7 +29,20 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-2)
 
 
-OPTIMIZERS = (plain_sgd, momentum, adam, adamw)
+def adam_in_groups(parameters: Any) -> torch.optim.Optimizer:
+    groups = [{"params": [parameter], "lr": 1e-2 / (number + 1)} for number, parameter in enumerate(parameters)]
+    return torch.optim.Adam(groups, foreach=True)
+
+
+def fused_adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=torch.tensor(1e-2), fused=True)
+
+
+def rmsprop(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(parameters, lr=1e-3, momentum=0.9, centered=True)
+
+
+OPTIMIZERS = (plain_sgd, momentum, adam, adamw, adam_in_groups, fused_adamw, rmsprop)
 
 
 def subject(build: Callable[[], tuple[nn.Module, Any] | tuple[nn.Module, Any, Any]]) -> Callable[..., Subject]:
@@ -108,6 +121,7 @@ def in_place_ops() -> Any:
         y += hidden
         y = functional.dropout(y, 0.3, training=m.training, inplace=True)
         y[:, 0] = 0.5
+        y[1:][:, 2:4].add_(1.0)[:1].fill_(2.0)
         return y.mul_(2.0).square().mean()
 
     return Lambda(forward, first=nn.Linear(6, 6), second=nn.Linear(6, 6)), (torch.randn(4, 6),)
@@ -134,6 +148,25 @@ def views_and_expands() -> Any:
         forward, all=nn.Linear(6, 12), bias=nn.Parameter(torch.randn(1, 1, 1)), row=nn.Parameter(torch.randn(1, 4))
     )
     return model, (torch.randn(2, 5, 6),)
+
+
+class InputAsGradient(torch.autograd.Function):
+    """(weight · x) summed, whose backward hands out x itself."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return (weight * x).sum()
+
+    @staticmethod
+    def backward(ctx: Any, _gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.saved_tensors[0], None
+
+
+@subject
+def gradient_that_is_an_input() -> Any:
+    model = Lambda(lambda m, x: InputAsGradient.apply(m.weight, x), weight=nn.Parameter(torch.randn(2, 3)))
+    return model, (torch.randn(2, 3),)
 
 
 @subject
