@@ -220,7 +220,8 @@ def _copy_gradient(graph: fx.Graph, gradient: fx.Node, parameter: torch.Tensor) 
 def _last_beside(graph: fx.Graph, gradient: fx.Node) -> fx.Node:
     """Where a gradient is complete: after all results of its op, or (where it is no op's result) at the end."""
     if gradient.meta.get("phase") is not Phase.BACKWARD:
-        return list(graph.nodes)[-1]
+        last: fx.Node = list(graph.nodes)[-1]
+        return last
     return list(gradient.all_input_nodes[0].users)[-1] if gradient.target is operator.getitem else gradient
 
 
