@@ -23,7 +23,7 @@ test-slow: .venv/installed
 	$(BIN)/pytest -m slow
 
 lab: .venv/installed
-	$(BIN)/jupyter lab --notebook-dir notebooks
+	@echo "There are no notebooks to open yet: they come with the workbench."
 
 results: .venv/installed
 	@echo "There are no full-scale results yet: they come with the notebooks."
