@@ -66,6 +66,7 @@ class Op:
         inputs: the storages it reads.
         outputs: the storages it makes; none for a view or an in-place op.
         mutates: the storages that it writes into.
+        holds: storages that are alive until it has run, although it does not read them: the optimizer's own variables.
         random: it draws from the random generator.
         view: its result shares the storage of its input.
     """
@@ -78,6 +79,7 @@ class Op:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     mutates: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
     random: bool = False
     view: bool = False
 
@@ -222,6 +224,37 @@ class StepGraph:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, repr=False)
+class Profile:
+    """A step's graph with what was measured of it; bytes are `int`, times seconds.
+
+    Attributes:
+        seconds: how long each op takes.
+        workspace_bytes: what each op's kernel allocates beyond its outputs, and frees again.
+        swap_out_seconds: how long it takes to move each activation out of the device's memory.
+        swap_in_seconds: and back.
+    """
+
+    graph: StepGraph
+    seconds: Mapping[str, float]
+    workspace_bytes: Mapping[str, int]
+    swap_out_seconds: Mapping[str, float]
+    swap_in_seconds: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        ops = {op.name for op in self.graph.ops}
+        activations = {activation.name for activation in self.graph.activations}
+        for field, names in {
+            "seconds": ops,
+            "workspace_bytes": ops,
+            "swap_out_seconds": activations,
+            "swap_in_seconds": activations,
+        }.items():
+            odd = names ^ getattr(self, field).keys()
+            if odd:
+                raise AcwbError(f"The profile's {field} do not fit its graph: {sorted(odd)[0]} is in one of them only.")
+
+
 def _op(fields: dict[str, Any]) -> Op:
     listed: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
     return Op(**{**listed, "phase": Phase(fields["phase"])})
@@ -237,7 +270,7 @@ def _check(graph: StepGraph) -> None:
     order = list(Phase)
     phase = Phase.FORWARD
     for op in graph.ops:
-        for name in op.inputs + op.mutates:
+        for name in op.inputs + op.mutates + op.holds:
             if name not in alive:
                 raise AcwbError(f"Op {op.name} uses storage {name}, which no earlier op makes.")
         for name in op.needs:

@@ -56,13 +56,15 @@ def ratio(seconds: list[float], reference: list[float]) -> Ratio:
 class LiveBytes(TorchDispatchMode):
     """While entered, follows the bytes of all storages that ops make, to the moment when each is freed.
 
-    What exists before is not counted, nor is what an op's kernel uses and frees again.
+    What exists before is not counted, nor is what an op's kernel uses and frees again. `curve` has every op with the
+    bytes that are live when it has made its outputs.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # of torch
         self.live = 0
         self.peak = 0
+        self.curve: list[tuple[str, int]] = []
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -75,6 +77,8 @@ class LiveBytes(TorchDispatchMode):
                 self.live += storage.nbytes()
                 weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
         self.peak = max(self.peak, self.live)
+        if function.namespace not in ("prim", "profiler"):  # asks for a device, marks a region: nothing is computed
+            self.curve.append((str(function), self.live))
         return result
 
     def _freed(self, storage: int, size: int) -> None:

@@ -6,7 +6,8 @@ optimizer's own `step()`. Its hooks are not recorded.
 """
 
 import operator
-from collections import defaultdict
+import weakref
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from acwb.assembler import placeholder
 from acwb.errors import CaptureError
 from acwb.graph import Phase, Role
+from acwb.surveyor import storage_of
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ class _Recording(TorchDispatchMode):
         self.graph = graph
         self.nodes = nodes
         self.constants: dict[str, torch.Tensor] = {}
-        self.alive: list[Any] = []  # a tensor's id means it only while it lives
+        self.last: fx.Node | None = None
+        self.aliases: Counter[int] = Counter()  # living tensors of each storage that an op made
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
@@ -128,7 +131,10 @@ class _Recording(TorchDispatchMode):
         node = self.graph.create_node("call_function", function, sources, options, name)
         first = node.args[0] if node.args else None
         module = first.meta["module"] if isinstance(first, fx.Node) else ""
-        node.meta = {"val": result, "phase": Phase.OPTIMIZER, "module": module}
+        # Aliases without the optimizer's own references: a storage is alive while its code holds a tensor of it.
+        kept = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
+        node.meta = {"val": kept, "phase": Phase.OPTIMIZER, "module": module, "holds": []}
+        self.last = node
         self._remember(node, result)
         return result
 
@@ -142,12 +148,24 @@ class _Recording(TorchDispatchMode):
         return self.nodes[id(tensor)]
 
     def _remember(self, node: fx.Node, result: Any) -> None:
-        self.alive.append(result)
         if isinstance(result, torch.Tensor):
-            self.nodes[id(result)] = node
+            self._follow(result, node)
         elif isinstance(result, (tuple, list)):
             for position, value in enumerate(result):
                 if isinstance(value, torch.Tensor):
                     item = self.graph.call_function(operator.getitem, (node, position))
-                    item.meta = {**node.meta, "val": value}
-                    self.nodes[id(value)] = item
+                    item.meta = {**node.meta, "val": node.meta["val"][position]}
+                    self._follow(value, item)
+
+    def _follow(self, tensor: torch.Tensor, node: fx.Node) -> None:
+        """Know the tensor by its node as long as it lives, and the op after which its storage is given up."""
+        if id(tensor) not in self.nodes:
+            self.aliases[storage_of(tensor)] += 1
+            weakref.finalize(tensor, self._died, id(tensor), storage_of(tensor))
+        self.nodes[id(tensor)] = node
+
+    def _died(self, tensor: int, storage: int) -> None:
+        del self.nodes[tensor]
+        self.aliases[storage] -= 1
+        if not self.aliases[storage] and self.last is not None:
+            self.last.meta["holds"].append(storage)

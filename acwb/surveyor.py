@@ -5,7 +5,7 @@ of its base. `getitem` nodes are not ops of their own; they name the outputs of 
 """
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,20 @@ _COPY_WHOLE_STORAGE = {
     aten.diagonal_scatter.default,
     aten.as_strided_scatter.default,
 }
+
+# The statistics of a normalization have the type of its weight (this argument), also where its input has a lower one.
+_STATISTICS = {aten.native_layer_norm.default: 2, aten.native_group_norm.default: 1}
+
+# These losses give one number in the memory of all its terms.
+_KEEP_TERMS = {
+    aten.mse_loss.default,
+    aten.smooth_l1_loss.default,
+    aten.binary_cross_entropy.default,
+    aten.soft_margin_loss.default,
+}
+
+# Only a run of the kernel tells: the workspace of oneDNN's recurrent layers, the offsets of an embedding bag.
+_MISDESCRIBED = {aten.mkldnn_rnn_layer.default, aten._embedding_bag.default}
 
 
 def storage_of(value: torch.Tensor) -> int:
@@ -72,11 +86,19 @@ class _Survey:
         self.bytes_of[name] = size
         return True
 
-    def _size(self, node: fx.Node, value: torch.Tensor) -> int:
+    def _sizes(self, node: fx.Node, values: Sequence[Any]) -> list[int]:
+        """The bytes behind each result of an op: as torch describes it, or (see above) as its kernel allocates them."""
+        sizes = [value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0 for value in values]
         first = node.args[0] if node.args else None
         if node.target in _COPY_WHOLE_STORAGE and isinstance(first, fx.Node) and 0 not in first.meta["val"].stride():
-            return self.bytes_of[self._name(first)]
-        return value.untyped_storage().nbytes()
+            return [self.bytes_of[self._name(first)]]
+        if node.target in _KEEP_TERMS and isinstance(first, fx.Node):
+            return [first.meta["val"].numel() * values[0].itemsize]
+        if node.target in _STATISTICS and isinstance(weight := node.args[_STATISTICS[node.target]], fx.Node):
+            return [sizes[0], *(value.numel() * weight.meta["val"].itemsize for value in values[1:])]
+        if node.target in _MISDESCRIBED:
+            return _measured_sizes(node)
+        return sizes
 
     def _add_existing(self, node: fx.Node) -> None:
         name, value = node.meta.get("storage", node.name), node.meta["val"]
@@ -87,9 +109,10 @@ class _Survey:
         inputs = tuple(dict.fromkeys(self.name_of[storage_of(value)] for value in _tensors_read(node)))
         several = isinstance(node.meta["val"], (tuple, list))
         outputs = []
-        for position, value in enumerate(node.meta["val"] if several else [node.meta["val"]]):
+        values = node.meta["val"] if several else [node.meta["val"]]
+        for position, (value, size) in enumerate(zip(values, self._sizes(node, values), strict=True)):
             name = f"{node.name}:{position}" if several else node.name
-            if isinstance(value, torch.Tensor) and self._add(value, name, self._size(node, value)):
+            if isinstance(value, torch.Tensor) and self._add(value, name, size):
                 outputs.append(name)
                 self.phase_made[name] = node.meta["phase"]
         mutates = tuple(dict.fromkeys(self.name_of[storage_of(value)] for value in _tensors_written(node)))
@@ -106,6 +129,7 @@ class _Survey:
             inputs=inputs,
             outputs=tuple(outputs),
             mutates=mutates,
+            holds=tuple(self.name_of[storage] for storage in node.meta.get("holds", ()) if storage in self.name_of),
             random=torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()),
             view=not outputs
             and not mutates
@@ -138,6 +162,20 @@ class _Survey:
             else:
                 role = Role.OTHER
             self.role_of[name] = role
+
+
+def _measured_sizes(node: fx.Node) -> list[int]:
+    """The bytes behind each result of an op, from running it on zeros."""
+
+    def zeros(source: fx.Node) -> torch.Tensor:
+        value = source.meta["val"]
+        return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+
+    args, kwargs = fx.map_arg((node.args, node.kwargs), zeros)
+    kernel: Any = node.target
+    with torch._C._AutoDispatchBelowAutograd():
+        results = kernel(*args, **kwargs)
+    return [result.untyped_storage().nbytes() for result in results]
 
 
 def _maker(node: fx.Node) -> fx.Node:

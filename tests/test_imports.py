@@ -9,13 +9,13 @@ FOLDER = Path(acwb.__file__).parent
 
 # A module imports only from its left.
 LINE = [
-    *("errors", "units", "archive", "graph"),
+    *("errors", "units", "archive", "graph", "schedule"),
     *("kernels", "binder", "step", "surveyor", "assembler", "recorder", "eager", "checker", "tracer"),
-    *("measure",),
+    *("simulator", "measure"),
 ]
 BESIDE = {"compatibility", "models", "bench"}
 ONLY_IN = {"torchvision": {"models"}, "transformers": {"models"}, "plotly": {"plots"}, "ipywidgets": {"widgets"}}
-WITHOUT_TORCH = {"errors", "units", "archive", "graph"}
+WITHOUT_TORCH = {"errors", "units", "archive", "graph", "schedule", "simulator"}
 
 
 def imports(module: str) -> set[str]:

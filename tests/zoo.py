@@ -367,6 +367,16 @@ def upsampling() -> Any:
 
 
 @subject
+def losses_that_keep_their_terms() -> Any:
+    def forward(m: Any, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        y = m.linear(x)
+        total = functional.mse_loss(y, target) + functional.smooth_l1_loss(y, target)
+        return total + functional.binary_cross_entropy(y.sigmoid(), target) + functional.soft_margin_loss(y, target)
+
+    return Lambda(forward, linear=nn.Linear(6, 6)), (torch.randn(4, 6), torch.rand(4, 6))
+
+
+@subject
 def pointwise_kernels() -> Any:
     kinds = [
         nn.Softshrink(),

@@ -1,0 +1,216 @@
+"""Predicts a step: what a schedule needs in memory at every point, and in time. Exact at the level of storages.
+
+`simulate` takes what was measured (a `Profile`) and a `Schedule`, and gives a `Timeline`; nothing is estimated and
+nothing has a threshold. `freeing` and `just_in_time` make schedules: every storage is freed right after its last use,
+and what was discarded is run again right before the op that needs it.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from acwb.errors import AcwbError
+from acwb.graph import Op, Phase, Profile, Role, StepGraph
+from acwb.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut, Timeline
+
+Copy = tuple[str, int]
+
+
+def freeing(graph: StepGraph, runs: Sequence[Run]) -> Schedule:
+    """The schedule that does `runs` and frees every storage right after its last use."""
+    results: dict[str, tuple[Copy, ...]] = {}
+    last_use: dict[Copy, int] = {}
+    for position, run in enumerate(runs):
+        op = graph.ops[graph.rank[run.op]]
+        for item in (*taken(op, results), *((name, 0) for name in op.holds)):
+            last_use[item] = position
+        results[op.name] = result_of(op, run.copy, results)
+        for name in op.outputs:
+            last_use[name, run.copy] = position
+    ending: dict[int, list[Free]] = {}
+    for (name, copy), position in last_use.items():
+        if copy or (name in graph.maker and name not in graph.kept):
+            ending.setdefault(position, []).append(Free(name, copy))
+    entries: list[Entry] = []
+    for position, run in enumerate(runs):
+        entries.append(run)
+        entries += ending.get(position, ())
+    return Schedule(tuple(entries))
+
+
+def taken(op: Op, results: Mapping[str, tuple[Copy, ...]]) -> Iterator[Copy]:
+    """The storages that a run of `op` reads: of the newest results that it takes, the parts that it names as inputs."""
+    for need in op.needs:
+        for item in results[need]:
+            if item[0] in op.inputs:
+                yield item
+
+
+def result_of(op: Op, copy: int, results: Mapping[str, tuple[Copy, ...]]) -> tuple[Copy, ...]:
+    """The storages that a run's result lives in: those that it makes, is a view of, or writes into."""
+    if op.outputs:
+        return tuple((name, copy) for name in op.outputs)
+    found = dict(item for item in taken(op, results) if item[0] in (op.mutates or op.inputs))
+    return tuple((name, found.get(name, 0)) for name in op.mutates or op.inputs)
+
+
+def just_in_time(graph: StepGraph, discard: Collection[str] = ()) -> Schedule:
+    """Run the step as captured, but recompute the activations in `discard` right before they are first needed again.
+
+    A recomputed activation stays until its last use; what else its recomputation needs is run again too, and dropped.
+    """
+    dropped = frozenset(discard)
+    unknown = dropped - {activation.name for activation in graph.activations}
+    if unknown:
+        raise AcwbError(f"{', '.join(sorted(unknown))} cannot be discarded: not an activation of this graph.")
+    return freeing(graph, _JustInTime(graph, dropped).runs())
+
+
+class _JustInTime:
+    """Lists the ops to run, with recomputations, for a set of discarded activations."""
+
+    def __init__(self, graph: StepGraph, discard: frozenset[str]) -> None:
+        self.graph = graph
+        self.discard = discard
+        self.newest: dict[str, int] = {}  # of each op
+        self.results: dict[str, tuple[Copy, ...]] = {}  # what the newest run of each op made, or is a view of
+        self.found: list[Run] = []
+
+    def runs(self) -> list[Run]:
+        for op in self.graph.ops:
+            if op.phase is Phase.BACKWARD and self.discard:
+                self._provide(op, set())
+            self._run(op, 0)
+        return self.found
+
+    def _run(self, op: Op, copy: int) -> None:
+        self.found.append(Run(op.name, copy))
+        self.newest[op.name] = copy
+        self.results[op.name] = result_of(op, copy, self.results)
+
+    def _provide(self, op: Op, chain: set[str]) -> None:
+        """Run again what `op` needs and no longer has; `chain` holds what was run for this purpose."""
+        for name in op.needs:
+            source = self.graph.ops[self.graph.rank[name]]
+            if source.phase is Phase.FORWARD and name not in chain and not self._has(source, op):
+                self._provide(source, chain)
+                self._run(source, self.newest[name] + 1)
+                chain.add(name)
+
+    def _has(self, source: Op, reader: Op) -> bool:
+        """Whether what `reader` takes of the newest result of `source` is alive in the backward phase."""
+        return all(
+            self._survives(name) and (copy > 0 or name not in self.discard)
+            for name, copy in self.results[source.name]
+            if name in reader.inputs
+        )
+
+    def _survives(self, name: str) -> bool:
+        """Whether a storage of the forward phase is there in the backward phase, unless it is discarded."""
+        role = self.graph.storage[name].role
+        return name not in self.graph.maker or role in (Role.ACTIVATION, Role.BUFFER) or name in self.graph.kept
+
+
+def simulate(profile: Profile, schedule: Schedule) -> Timeline:
+    """What `schedule` costs, at every point; a schedule that uses what is not there is refused."""
+    simulation = _Simulation(profile)
+    for entry in schedule.entries:
+        simulation.take(entry)
+    return simulation.timeline(schedule)
+
+
+class _Simulation:
+    """The state of memory while a schedule is followed."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.graph = profile.graph
+        self.alive: set[Copy] = set()
+        self.swapped: set[Copy] = set()
+        self.results: dict[str, tuple[Copy, ...]] = {}
+        self.live = dict.fromkeys(Role, 0)
+        self.tensor_bytes: list[int] = []
+        self.total_bytes: list[int] = []
+        self.by_role: dict[Role, list[int]] = {role: [] for role in Role}
+        self.seconds = 0.0
+        for storage in self.graph.storages:
+            if storage.name not in self.graph.maker:
+                self._make((storage.name, 0))
+
+    def take(self, entry: Entry) -> None:
+        workspace = 0
+        if isinstance(entry, Run):
+            workspace = self._run(entry)
+        elif isinstance(entry, Free):
+            self._drop((entry.storage, entry.copy))
+        elif isinstance(entry, SwapOut):
+            self._drop((entry.storage, entry.copy))
+            self.swapped.add((entry.storage, entry.copy))
+        else:
+            self._swap_in(entry)
+        tensors = sum(self.live.values())
+        self.tensor_bytes.append(tensors)
+        self.total_bytes.append(tensors + workspace)
+        for role, size in self.live.items():
+            self.by_role[role].append(size)
+
+    def _run(self, run: Run) -> int:
+        op = self._op(run.op)
+        for need in op.needs:
+            if need not in self.results:
+                raise AcwbError(f"The schedule runs {run.op} before {need}, whose result it takes.")
+        for item in taken(op, self.results):
+            if item not in self.alive:
+                raise AcwbError(f"The schedule runs {run.op} when copy {item[1]} of {item[0]} is no longer there.")
+        if op.mutates and run.copy:
+            raise AcwbError(f"The schedule runs {run.op} again, which writes into {', '.join(op.mutates)}.")
+        for name in op.outputs:
+            self._make((name, run.copy))
+        self.results[op.name] = result_of(op, run.copy, self.results)
+        self.seconds += self.profile.seconds[op.name]
+        return self.profile.workspace_bytes[op.name]
+
+    def _op(self, name: str) -> Op:
+        if name not in self.graph.rank:
+            raise AcwbError(f"The schedule runs {name}, which is not an op of this graph.")
+        return self.graph.ops[self.graph.rank[name]]
+
+    def _make(self, item: Copy) -> None:
+        if item in self.alive:
+            raise AcwbError(f"The schedule makes copy {item[1]} of {item[0]}, which is there already.")
+        self.alive.add(item)
+        storage = self.graph.storage[item[0]]
+        self.live[storage.role] += storage.bytes
+
+    def _drop(self, item: Copy) -> None:
+        if item not in self.alive:
+            raise AcwbError(f"The schedule frees copy {item[1]} of {item[0]}, which is not there.")
+        self.alive.remove(item)
+        storage = self.graph.storage[item[0]]
+        self.live[storage.role] -= storage.bytes
+
+    def _swap_in(self, entry: SwapIn) -> None:
+        item = (entry.storage, entry.copy)
+        if item not in self.swapped:
+            raise AcwbError(f"The schedule swaps in copy {entry.copy} of {entry.storage}, which was not swapped out.")
+        self.swapped.remove(item)
+        self._make(item)
+        self.seconds += entry.stall
+
+    def timeline(self, schedule: Schedule) -> Timeline:
+        """The timeline, once every entry was taken."""
+        peak_step = max(range(len(self.total_bytes)), key=self.total_bytes.__getitem__)
+        return Timeline(
+            tensor_bytes=tuple(self.tensor_bytes),
+            total_bytes=tuple(self.total_bytes),
+            by_role={role: tuple(sizes) for role, sizes in self.by_role.items()},
+            seconds=self.seconds,
+            peak_step=peak_step,
+            peak_entry=schedule.entries[peak_step],
+            alive_at_peak=self._alive_at(schedule.entries[: peak_step + 1]),
+        )
+
+    def _alive_at(self, entries: Sequence[Entry]) -> tuple[Copy, ...]:
+        """Who is alive after `entries`, the largest first."""
+        again = _Simulation(self.profile)
+        for entry in entries:
+            again.take(entry)
+        return tuple(sorted(again.alive, key=lambda item: (-self.graph.storage[item[0]].bytes, item)))
