@@ -75,7 +75,7 @@ class LiveBytes(TorchDispatchMode):
             if storage._cdata not in self._known and storage._cdata not in existing:
                 self._known.add(storage._cdata)
                 self.live += storage.nbytes()
-                weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
+                weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes()).atexit = False
         self.peak = max(self.peak, self.live)
         if function.namespace not in ("prim", "profiler"):  # asks for a device, marks a region: nothing is computed
             self.curve.append((str(function), self.live))

@@ -161,7 +161,7 @@ class _Recording(TorchDispatchMode):
         """Know the tensor by its node as long as it lives, and the op after which its storage is given up."""
         if id(tensor) not in self.nodes:
             self.aliases[storage_of(tensor)] += 1
-            weakref.finalize(tensor, self._died, id(tensor), storage_of(tensor))
+            weakref.finalize(tensor, self._died, id(tensor), storage_of(tensor)).atexit = False
         self.nodes[id(tensor)] = node
 
     def _died(self, tensor: int, storage: int) -> None:
