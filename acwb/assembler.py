@@ -5,8 +5,10 @@ a gradient whose layout or memory is not its own. Every node says its phase, its
 """
 
 import operator
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
@@ -17,6 +19,7 @@ from torch._functorch._aot_autograd.descriptors import (
     ParamAOTInput,
     PlainAOTInput,
     PlainAOTOutput,
+    TangentAOTInput,
 )
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 
@@ -56,16 +59,17 @@ def slot_names(slots: Sequence[Slot]) -> list[str]:
 
 def placeholder(graph: fx.Graph, name: str, role: Role, value: object, module: str = "") -> fx.Node:
     """Add a placeholder for what exists before the step; `name` is the one that a person knows it by."""
-    node = graph.placeholder("".join(letter if letter.isalnum() else "_" for letter in name).strip("_"))
+    identifier = re.sub(r"\W+", "_", name.rstrip("]'\""))
+    node = graph.placeholder("self_" if identifier == "self" else identifier)
     node.target = node.name
     node.meta = {"val": value, "role": role, "storage": name, "module": module}
     return node
 
 
-def assemble(joint: fx.Graph, slots: tuple[Slot, ...], input_names: Sequence[str]) -> Assembly:
+def assemble(joint: fx.Graph, slots: tuple[Slot, ...], inputs: Mapping[str, torch.Tensor]) -> Assembly:
     """Make forward, backward and writing back from the joint graph of AOTAutograd."""
     assembly = Assembly(slots)
-    copies = _copy_placeholders(assembly, joint, input_names)
+    copies = _copy_placeholders(assembly, joint, inputs)
     _copy_ops(assembly.graph, joint, copies)
     _read_results(assembly, joint, copies)
     _own_gradients(assembly)
@@ -80,34 +84,42 @@ def finish(assembly: Assembly) -> fx.Graph:
     return assembly.graph
 
 
-def _position(assembly: Assembly, description: object) -> int:
+def _position(assembly: Assembly, description: Any) -> int:
     """Which placeholder of the step a descriptor of the export speaks of."""
     if isinstance(description, (ParamAOTInput, BufferAOTInput)):
         return int(description.target.removeprefix(SLOT))
     if isinstance(description, PlainAOTInput):
         return len(assembly.slots) + description.idx
+    if "Token" in type(description).__name__:
+        raise CaptureError(
+            f"The step has an op with side effects (torch gives it a {description.expr()}), which cannot be captured."
+        )
     raise CaptureError(
         f"The model writes into tensors that share memory with others ({description}), which cannot be captured: give "
         "it copies."
     )
 
 
-def _copy_placeholders(assembly: Assembly, joint: fx.Graph, input_names: Sequence[str]) -> dict[fx.Node, fx.Node]:
-    known = [(slot.name, slot.role, slot.name.rpartition(".")[0]) for slot in assembly.slots]
-    known += [(name, Role.INPUT, "") for name in input_names]
+def _copy_placeholders(
+    assembly: Assembly, joint: fx.Graph, inputs: Mapping[str, torch.Tensor]
+) -> dict[fx.Node, fx.Node]:
+    known = [(slot.name, slot.role, slot.name.rpartition(".")[0], slot.tensor) for slot in assembly.slots]
+    known += [(name, Role.INPUT, "", tensor) for name, tensor in inputs.items()]
     recorded = {
         _position(assembly, node.meta["desc"]): node
         for node in joint.nodes
-        if node.op == "placeholder" and node.meta["partitioner_tag"] == "is_forward"
+        if node.op == "placeholder" and not isinstance(node.meta["desc"], TangentAOTInput)
     }
-    for position, (name, role, module) in enumerate(known):
-        value = recorded[position].meta["val"]
-        assembly.placeholders.append(placeholder(assembly.graph, name, role, value, module))
+    for position, (name, role, module, tensor) in enumerate(known):
+        node = placeholder(assembly.graph, name, role, recorded[position].meta["val"], module)
+        node.meta["bytes"] = tensor.untyped_storage().nbytes()  # which may be more than this tensor of it
+        assembly.placeholders.append(node)
     return {node: assembly.placeholders[position] for position, node in recorded.items()}
 
 
 def _copy_ops(graph: fx.Graph, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
     phase = Phase.FORWARD
+    constants: dict[int, fx.Node] = {}
     for node in [node for node in joint.nodes if node.op in ("call_function", "get_attr")]:
         if phase is Phase.FORWARD and node.meta.get("partitioner_tag") == "is_backward":
             phase = Phase.BACKWARD
@@ -117,20 +129,32 @@ def _copy_ops(graph: fx.Graph, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) 
         if node.target in (aten.detach.default, aten.alias.default):
             copies[node] = copies[node.args[0]]
             continue
+        if node.op == "get_attr" and (known := constants.get(id(getattr(joint.owning_module, node.target)))):
+            copies[node] = known  # one constant under two names
+            continue
         copy = graph.node_copy(node, copies.__getitem__)
         if node.target is aten.bernoulli.p:
             copy.target = kernels.bernoulli
-        copy.meta = {"val": node.meta["val"], "phase": phase, "module": module}
+        copy.meta = {"val": node.meta.get("val"), "phase": phase, "module": module}
         copies[node] = copy
+        if node.op == "get_attr":
+            constants[id(getattr(joint.owning_module, node.target))] = copy
     if phase is Phase.FORWARD:
         _start_backward(graph, joint, copies)
 
 
 def _refuse(node: fx.Node, module: str) -> None:
     """Refuse what was recorded otherwise than eager runs it."""
+    where = f"Module {module}" if module else "The model"
+    if node.target in (aten.prod.default, aten.prod.dim_int) and node.meta["val"].is_floating_point():
+        raise CaptureError(
+            f"{where} multiplies with torch.prod, whose derivative is recorded otherwise than eager computes it: use "
+            "torch.cumprod and take the last element.",
+            module,
+        )
     if node.target in (aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default):
         raise CaptureError(
-            f"{f'Module {module}' if module else 'The model'} computes in place on slices of a tensor ({node.target}, "
+            f"{where} computes in place on slices of a tensor ({node.target}, "
             "in recurrent cells and nn.GRU), which cannot be captured to the bit: use nn.LSTM in float32.",
             module,
         )
@@ -171,11 +195,8 @@ def _read_results(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, fx.
 
 def _own_gradients(assembly: Assembly) -> None:
     """Give each gradient its parameter's layout and memory of its own, as autograd does when it sets `.grad`."""
-    taken = {
-        storage_of(node.meta["val"])
-        for node in (*assembly.placeholders, assembly.loss, *assembly.updates.values())
-        if node
-    }
+    others = [assembly.loss, *assembly.updates.values(), *assembly.graph.find_nodes(op="get_attr")]
+    taken = {storage_of(node.meta["val"]) for node in (*assembly.placeholders, *others) if node}
     spans: dict[int, list[tuple[int, int]]] = {}
     for position, gradient in assembly.gradients.items():
         if gradient is None:
@@ -187,12 +208,12 @@ def _own_gradients(assembly: Assembly) -> None:
                 "captured: use sparse=False."
             )
         span = (value.storage_offset(), value.storage_offset() + value.numel())
-        others = spans.setdefault(storage_of(value), [])
-        shared = any(span[0] < end and start < span[1] for start, end in others)
+        beside = spans.setdefault(storage_of(value), [])
+        shared = any(span[0] < end and start < span[1] for start, end in beside)
         if storage_of(value) in taken or shared or value.stride() != _gradient_strides(parameter, value):
             assembly.gradients[position] = _copy_gradient(assembly.graph, gradient, parameter)
         else:
-            others.append(span)
+            beside.append(span)
 
 
 def _gradient_strides(parameter: torch.Tensor, gradient: torch.Tensor) -> tuple[int, ...]:

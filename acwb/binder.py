@@ -4,9 +4,12 @@ Capture puts stand-ins into these places and takes them out again; a run reads t
 loading a checkpoint or moving data into a parameter is seen. A tied weight is one slot with several places.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -97,6 +100,16 @@ def _slot(places: tuple[Place, ...]) -> Slot:
     return slot
 
 
+def refuse_hooks(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a parameter with hooks on its gradient, which a captured step would not call."""
+    if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
+        raise ChangedStepError(
+            f"{name} has hooks on its gradient, which a captured step does not call: remove them, or use hooks on the "
+            "optimizer's step.",
+            name,
+        )
+
+
 @contextmanager
 def standing_in(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Put `tensors` into the places of `slots` for the duration, then the model's own tensors back."""
@@ -119,18 +132,87 @@ def rebound(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> list[Slot
     ]
 
 
+Settings = Mapping[str, bool | int | float | str]
+
+
+@dataclass(frozen=True)
+class ModuleState:
+    """What must stay the same about a module between capture and run: itself, its settings, its hooks."""
+
+    path: str
+    module: nn.Module
+    settings: Settings
+    hooks: tuple[int, ...]
+
+
+def states_of(model: nn.Module) -> tuple[ModuleState, ...]:
+    """The state of every module of `model`."""
+    return tuple(
+        ModuleState(path, module, settings_of(module), hooks_of(module)) for path, module in model.named_modules()
+    )
+
+
+def settings_of(module: nn.Module) -> Settings:
+    """The plain values among a module's attributes: its mode, a dropout's probability, and the like."""
+    return {key: value for key, value in module.__dict__.items() if isinstance(value, (bool, int, float, str))}
+
+
+def hooks_of(module: nn.Module) -> tuple[int, ...]:
+    """What identifies the hooks on a module."""
+    tables = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return tuple(key for table in tables for key in table)
+
+
+def check_unchanged(model: nn.Module, captured: Sequence[ModuleState]) -> None:
+    """Refuse to go on where a module was replaced, set otherwise, or given other hooks since the capture."""
+    now = list(model.named_modules())
+    for state, (path, module) in zip_longest(captured, now, fillvalue=("", None)):
+        if not isinstance(state, ModuleState) or state.module is not module:
+            name = path or (state.path if isinstance(state, ModuleState) else "")
+            raise ChangedStepError(
+                f"Module {name} was added, removed or replaced since the capture: trace again.", name
+            )
+        where = f"Module {path}" if path else "The model"
+        if module.training is not state.settings["training"]:
+            now_in, then_in = ("train", "eval") if module.training else ("eval", "train")
+            raise ChangedStepError(
+                f"{where} is in {now_in} mode, but the step was captured in {then_in} mode: call .{then_in}() before "
+                "running, or trace again.",
+                path,
+            )
+        if (settings := settings_of(module)) != state.settings:
+            key = next(key for key in {**settings, **state.settings} if settings.get(key) != state.settings.get(key))
+            raise ChangedStepError(
+                f"{where} has {key} = {settings.get(key)!r}, but the step was captured with "
+                f"{state.settings.get(key)!r}: trace again.",
+                path,
+            )
+        if hooks_of(module) != state.hooks:
+            raise ChangedStepError(f"{where} has other hooks than at capture, which would not run: trace again.", path)
+
+
 @contextmanager
 def attributes_restored(model: nn.Module) -> Iterator[None]:
     """Undo what a forward pass on stand-ins leaves in attributes, and refuse what a captured step would freeze."""
-    before = {path: dict(module.__dict__) for path, module in model.named_modules()}
+    modules = list(model.named_modules())
+    before = [(module.__dict__, dict(module.__dict__)) for _, module in modules]
+    contents = [
+        (value, copy(value))
+        for attributes, _ in before
+        for value in attributes.values()
+        if type(value) in (list, dict, set, OrderedDict)
+    ]
     try:
         yield
-        for path, module in model.named_modules():
-            _refuse_counters(path, before.get(path, {}), module.__dict__)
+        for (path, module), (_, attributes) in zip(modules, before, strict=True):
+            _refuse_counters(path, attributes, module.__dict__)
     finally:
-        for path, module in model.named_modules():
-            if path in before:
-                _restore(module.__dict__, before[path])
+        for attributes, original in before:
+            attributes.clear()
+            attributes.update(original)
+        for container, original in contents:
+            container.clear()
+            container.extend(original) if isinstance(container, list) else container.update(original)
 
 
 def _refuse_counters(path: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
@@ -138,14 +220,8 @@ def _refuse_counters(path: str, before: Mapping[str, Any], after: Mapping[str, A
         changed = after.get(key)
         if isinstance(value, (bool, int, float, str)) and changed is not value and changed != value:
             raise CaptureError(
-                f"The forward of module {path or '(the model)'} changes its attribute {key!r} ({value!r} → "
-                f"{changed!r}), which a captured step would freeze: keep it in a buffer; if it is set only once, run "
-                "the model once before tracing.",
+                f"The forward of {f'module {path}' if path else 'the model'} changes its attribute {key!r} "
+                f"({value!r} → {changed!r}), which a captured step would freeze: keep it in a buffer; if it is set "
+                "only once, run the model once before tracing.",
                 module=path,
             )
-
-
-def _restore(attributes: dict[str, Any], before: Mapping[str, Any]) -> None:
-    for key in attributes.keys() - before.keys():
-        del attributes[key]
-    attributes.update(before)

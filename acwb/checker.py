@@ -34,6 +34,9 @@ def check_batch(batch: CapturedBatch, slots: Sequence[Slot]) -> None:
     """Refuse a batch that is empty, on another device, or asks for gradients of its own."""
     if not batch.tensors:
         raise AcwbError("The batch holds no tensor: pass the tensors that the model is called with.")
+    for name, leaf in zip(batch.names, batch.leaves, strict=True):
+        if not isinstance(leaf, (torch.Tensor, bool, int, float, complex, str, type(None))):
+            raise AcwbError(f"{name} is {described(leaf)}: a batch holds tensors, numbers, strings and None.")
     device = slots[0].tensor.device if slots else batch.tensors[0].device
     for slot in slots:
         if slot.role is Role.PARAMETER and slot.tensor.device != device:
@@ -46,6 +49,8 @@ def check_batch(batch: CapturedBatch, slots: Sequence[Slot]) -> None:
             raise AcwbError(
                 f"{name} is on {tensor.device}, but the model is on {device}: move it with .to({str(device)!r})."
             )
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            raise AcwbError(f"{name} is not a plain tensor ({tensor.layout}): pass a dense one.")
         if tensor.numel() == 0:
             raise AcwbError(f"{name} is empty (shape {tuple(tensor.shape)}): pass a batch with at least one element.")
         if tensor.requires_grad:
@@ -54,6 +59,8 @@ def check_batch(batch: CapturedBatch, slots: Sequence[Slot]) -> None:
 
 def check_optimizer(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> None:
     """Refuse an optimizer that was not built for this model."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise AcwbError(f"The optimizer is {optimizer!r}, not a torch.optim.Optimizer: pass one built for the model.")
     known = {id(slot.tensor): slot for slot in slots if slot.role is Role.PARAMETER}
     held: set[int] = set()
     for number, group in enumerate(optimizer.param_groups):

@@ -4,7 +4,7 @@ While it records, torch replaces some kernels by decompositions written in Pytho
 off; both change the last bit of some results. `as_in_eager` and `cast_cache` undo this for the duration of a capture.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -29,7 +29,8 @@ def as_in_eager() -> Iterator[None]:
     """Record what eager runs: its kernels, with gradients, the global random state left alone."""
     with ExitStack() as stack:
         stack.enter_context(_random_state_kept())
-        stack.enter_context(_said_to_compile())
+        # Lets libraries know that they are being recorded: transformers then asks no questions about a mask's values.
+        stack.enter_context(replaced(torch.compiler, _is_compiling_flag=True))
         stack.enter_context(_own_kernels())
         stack.enter_context(torch.enable_grad())
         yield
@@ -49,14 +50,16 @@ def _random_state_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _said_to_compile() -> Iterator[None]:
-    """Let libraries know that they are being recorded: transformers then asks no questions about a mask's values."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Give attributes of a module, a class or an object other values for the duration."""
+    before = {name: getattr(owner, name) for name in values}
     try:
+        for name, value in values.items():
+            setattr(owner, name, value)
         yield
     finally:
-        torch.compiler._is_compiling_flag = before
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 @contextmanager
@@ -127,39 +130,41 @@ def cast_cache(parameters: Sequence[torch.Tensor], enabled: bool) -> Iterator[No
 
     A parameter that is used several times under autocast is cast once, so its gradients are summed in the lower
     precision. torch's own cache is off while recording, and would not take `parameters`, which are not leaves there.
+    As in eager, a parameter's first cast counts, whatever comes later, and is differentiable, also under no_grad.
     """
-    cache: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+    cache: dict[int, torch.Tensor] = {}
+    casting: dict[str, bool] = {}
     cast = torch.ops.aten.to.dtype
-    clear = torch.clear_autocast_cache
-    before = torch.is_autocast_cache_enabled()
+    clear, switch, before = torch.clear_autocast_cache, torch.set_autocast_enabled, torch.is_autocast_cache_enabled()
     cacheable = {id(tensor) for tensor in parameters if tensor.requires_grad and tensor.dtype == torch.float32}
 
     def to(tensor: torch.Tensor, dtype: torch.dtype, *options: Any) -> torch.Tensor:
-        if (
-            id(tensor) not in cacheable
-            or not torch.is_autocast_cache_enabled()
-            or not _called_by_autocast(tensor.device)
-        ):
+        if id(tensor) not in cacheable or not _called_by_autocast(tensor.device, casting):
             result: torch.Tensor = cast._op_dk(DispatchKey.CompositeImplicitAutograd, tensor, dtype, *options)
             return result
-        if (id(tensor), dtype) not in cache:
-            cache[id(tensor), dtype] = torch.ops.aten._to_copy.default(tensor, dtype=dtype)
-        return cache[id(tensor), dtype]
+        if id(tensor) not in cache:
+            with torch.enable_grad():
+                cache[id(tensor)] = torch.ops.aten._to_copy.default(tensor, dtype=dtype)
+        return cache[id(tensor)]
 
     def clear_both() -> None:
         cache.clear()
         clear()
 
+    def switch_and_tell(*arguments: Any) -> None:
+        casting[str(arguments[0])] = bool(arguments[-1])
+        switch(*arguments)
+
     torch.set_autocast_cache_enabled(enabled)
-    torch.clear_autocast_cache = clear_both
     try:
-        with _python_kernel(cast, to):
+        replacements = {"clear_autocast_cache": clear_both, "set_autocast_enabled": switch_and_tell}
+        with replaced(torch, **replacements), _python_kernel(cast, to):
             yield
     finally:
-        torch.clear_autocast_cache = clear
         torch.set_autocast_cache_enabled(before)
 
 
-def _called_by_autocast(device: torch.device) -> bool:
-    """Whether autocast itself asks for a cast: it keeps itself out of what it calls."""
-    return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(f"Autocast{device.type.upper()}"))
+def _called_by_autocast(device: torch.device, casting: Mapping[str, bool]) -> bool:
+    """Whether autocast itself asks for a cast: it is on, and keeps itself out of what it calls."""
+    on = casting.get(device.type, False) and torch.is_autocast_cache_enabled()
+    return on and bool(torch._C._dispatch_tls_is_dispatch_key_excluded(f"Autocast{device.type.upper()}"))

@@ -76,8 +76,15 @@ class _Explanation:
 
 def _on_stand_ins(optimizer: torch.optim.Optimizer, stand_ins: dict[int, torch.Tensor]) -> torch.optim.Optimizer:
     """A copy of the optimizer that holds stand-ins, has no state yet, and runs nobody's hooks."""
+    inner = [key for key, value in optimizer.__dict__.items() if isinstance(value, torch.optim.Optimizer)]
+    if inner:
+        raise CaptureError(
+            f"{type(optimizer).__name__} wraps another optimizer ({inner[0]}), which cannot be recorded: capture the "
+            "step without an optimizer and call it yourself."
+        )
     copy = object.__new__(type(optimizer))
-    copy.__dict__.update(optimizer.__dict__)
+    for key, value in optimizer.__dict__.items():
+        copy.__dict__[key] = type(value)(value) if type(value) in (list, dict, set) else value
     copy.__dict__.pop("step", None)  # a learning-rate schedule wraps it to count calls
     for key in [key for key in copy.__dict__ if key.endswith("_hooks")]:
         copy.__dict__[key] = type(copy.__dict__[key])()

@@ -1,7 +1,7 @@
 """A captured training step that can be run: the FX graph of a whole iteration, bound to a live model and optimizer.
 
 `TracedStep.run` does what a plain loop does (zero_grad, forward, backward, step) from the graph's generated code, which
-drops each value at its last use. Buffers, gradients and parameters are only touched after the whole graph has run.
+drops each value at its last use. `.grad` is freed first; buffers, inputs and parameters are written last.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from acwb.binder import Slot
+from acwb.binder import ModuleState, Slot, check_unchanged, refuse_hooks
 from acwb.errors import AcwbError, ChangedStepError
 from acwb.graph import Phase, Role, StepGraph
 
@@ -113,7 +113,7 @@ class CapturedBatch:
 
 def _check_leaf(name: str, form: Form | None, leaf: object, captured: object) -> None:
     if form is None:
-        if leaf != captured:
+        if type(leaf) is not type(captured) or (leaf is not captured and leaf != captured):
             raise ChangedStepError(
                 f"{name} is {leaf!r}, but the step was captured with {captured!r}, which is fixed in it: trace again.",
                 name,
@@ -145,7 +145,7 @@ class TracedStep:
     forms: tuple[Form, ...]
     batch: CapturedBatch
     updated: tuple[int, ...]
-    modes: tuple[tuple[str, nn.Module, bool], ...]
+    modules: tuple[ModuleState, ...]
 
     def run(self, batch: object = None) -> torch.Tensor:
         """Do one iteration on `batch` (by default the captured one) and return the detached loss.
@@ -160,8 +160,10 @@ class TracedStep:
         """
         inputs = self._inputs(batch)
         parameters = [tensor for slot, tensor in zip(self.slots, inputs, strict=False) if slot.role is Role.PARAMETER]
+        if self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=True)
         for parameter in parameters:
-            parameter.grad = None
+            parameter.grad = None if parameter.requires_grad else parameter.grad
         no_autocast = torch.autocast(inputs[0].device.type, enabled=False)
         # Below autograd, but with gradients enabled as in eager: some kernels (recurrent layers) ask for that.
         with no_autocast, torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
@@ -171,7 +173,8 @@ class TracedStep:
                 torch._foreach_copy_([inputs[position] for position in self.updated], updates)
         del updates
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+            if gradient is not None:
+                parameter.grad = gradient
         del gradients
         if self.optimizer is not None:
             self.optimizer.step()
@@ -184,19 +187,21 @@ class TracedStep:
         return fx.GraphModule(dict(self.constants), compute_graph(self.fx_graph))
 
     def _inputs(self, batch: object) -> list[torch.Tensor]:
-        for path, module, training in self.modes:
-            if module.training is not training:
-                now, then = ("train", "eval") if module.training else ("eval", "train")
-                raise ChangedStepError(
-                    f"Module {path or '(the model)'} is in {now} mode, but the step was captured in {then} mode: "
-                    f"call model.{then}() before running, or trace again.",
-                    path,
-                )
+        if torch.is_inference_mode_enabled():
+            raise AcwbError("run was called inside torch.inference_mode, where nothing can be trained: leave it first.")
+        check_unchanged(self.model, self.modules)
         tensors = [slot.tensor for slot in self.slots]
         for slot, form, tensor in zip(self.slots, self.forms, tensors, strict=True):
             if difference := form.difference(tensor):
                 raise ChangedStepError(f"{slot.name} {difference}: trace the model again.", slot.name)
-        return tensors + (self.batch.tensors if batch is None else self.batch.tensors_of(batch))
+            refuse_hooks(slot.name, tensor)
+        inputs = self.batch.tensors if batch is None else self.batch.tensors_of(batch)
+        storages = {tensor.untyped_storage()._cdata for tensor in inputs}
+        if len(storages) < len(inputs) and any(position >= len(self.slots) for position in self.updated):
+            raise ChangedStepError(
+                "Tensors of the batch share memory, and the step writes into it: pass copies.", "batch"
+            )
+        return tensors + inputs
 
     def __repr__(self) -> str:
         return repr(self.graph).replace("StepGraph", "TracedStep", 1)

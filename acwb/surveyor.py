@@ -102,7 +102,7 @@ class _Survey:
 
     def _add_existing(self, node: fx.Node) -> None:
         name, value = node.meta.get("storage", node.name), node.meta["val"]
-        if self._add(value, name, value.untyped_storage().nbytes()):
+        if self._add(value, name, node.meta.get("bytes", value.untyped_storage().nbytes())):
             self.role_of[name] = node.meta.get("role", Role.OTHER)
 
     def _op(self, node: fx.Node) -> Op:
@@ -110,6 +110,10 @@ class _Survey:
         several = isinstance(node.meta["val"], (tuple, list))
         outputs = []
         values = node.meta["val"] if several else [node.meta["val"]]
+        if _is_view(node):  # of a constant, whose views are recorded as if they had memory of their own
+            self.name_of.update(
+                {storage_of(value): inputs[0] for value in values if storage_of(value) not in self.name_of}
+            )
         for position, (value, size) in enumerate(zip(values, self._sizes(node, values), strict=True)):
             name = f"{node.name}:{position}" if several else node.name
             if isinstance(value, torch.Tensor) and self._add(value, name, size):
@@ -176,6 +180,12 @@ def _measured_sizes(node: fx.Node) -> list[int]:
     with torch._C._AutoDispatchBelowAutograd():
         results = kernel(*args, **kwargs)
     return [result.untyped_storage().nbytes() for result in results]
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether an op says of itself that its results share the memory of its first argument."""
+    returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else []
+    return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
 
 
 def _maker(node: fx.Node) -> fx.Node:

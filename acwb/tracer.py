@@ -7,8 +7,10 @@ values, and every input and output says what it is. `eager` makes the recording 
 
 import contextlib
 import logging
+import sysconfig
+import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,19 +18,21 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
 
 from acwb import assembler, checker, eager, recorder
-from acwb.binder import Slot, attributes_restored, rebound, slots_of, standing_in
+from acwb.binder import Slot, attributes_restored, rebound, refuse_hooks, slots_of, standing_in, states_of
 from acwb.errors import AcwbError, CaptureError
 from acwb.graph import Environment, Role
+from acwb.guard import Guard, ValueQuestion, guarded
 from acwb.step import CapturedBatch, Form, TracedStep
 from acwb.surveyor import survey
 
 LossFunction = Callable[[nn.Module, Any], torch.Tensor]
 
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
 def trace(
@@ -54,12 +58,14 @@ def trace(
     checker.check_modules(model)
     captured = CapturedBatch.of(batch)
     slots = slots_of(model)
+    for slot in slots:
+        refuse_hooks(slot.name, slot.tensor)
     checker.check_batch(captured, slots)
     if optimizer is not None:
         checker.check_optimizer(optimizer, slots)
     checker.check_modes(model)
     joint, constants = _Capture(model, slots, captured, loss_fn or _own_loss).run()
-    assembly = assembler.assemble(joint, slots, captured.tensor_names)
+    assembly = assembler.assemble(joint, slots, dict(zip(captured.tensor_names, captured.tensors, strict=True)))
     if optimizer is not None:
         constants |= recorder.record(assembly.graph, optimizer, _trained(assembly))
     graph = assembler.finish(assembly)
@@ -73,7 +79,7 @@ def trace(
         forms=tuple(Form.of(slot.tensor) for slot in slots),
         batch=captured,
         updated=tuple(assembly.updates),
-        modes=tuple((path, module, module.training) for path, module in model.named_modules()),
+        modules=states_of(model),
     )
 
 
@@ -143,6 +149,7 @@ class _Capture:
         self.inside: list[nn.Module] = []
         self.returned = ""
         self.rebound: list[Slot] = []
+        self.earlier: Guard | None = None
 
     def run(self) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
         """The joint graph of forward and backward, and the constants that it refers to."""
@@ -154,8 +161,11 @@ class _Capture:
             stack.enter_context(self)
             stack.enter_context(attributes_restored(self.model))
             stack.enter_context(eager.as_in_eager())
-            stack.enter_context(_quiet())
-            stack.enter_context(self._refusing_checkpoints())
+            # An error is reported as one sentence; torch would log its traceback besides.
+            stack.enter_context(eager.replaced(logging.getLogger("torch._subclasses.fake_tensor"), disabled=True))
+            # Checkpoints work by hooks on saved tensors, which a recording ignores.
+            hooks = torch.autograd.graph.saved_tensors_hooks
+            stack.enter_context(eager.replaced(hooks, __enter__=lambda hooks: self._refuse_checkpoint(hooks)))
             stack.enter_context(fx_traceback.preserve_node_meta())
             stack.callback(nn.modules.module.register_module_forward_pre_hook(self._enter_module).remove)
             stack.callback(nn.modules.module.register_module_forward_hook(self._leave_module).remove)
@@ -165,9 +175,12 @@ class _Capture:
         return graph, _constants(export.graph_module)
 
     def _loss(self, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        with standing_in(self.slots, tensors), eager.cast_cache(tensors, self.cache_casts):
+        with standing_in(self.slots, tensors), eager.cast_cache(tensors, self.cache_casts), guarded() as guard:
             loss = self.loss_fn(self.model, self.batch.with_tensors(inputs))
             self.rebound = rebound(self.slots, tensors)
+        if self.earlier is not None:
+            guard.refuse_differences(self.earlier)
+        self.earlier = guard
         checker.check_loss(loss)
         # The export treats a loss that is a view, or an input, apart; a copy is the same number.
         return loss.clone() if loss._is_view() or loss.is_leaf else loss
@@ -191,25 +204,13 @@ class _Capture:
         path = self.paths[id(self.inside[-1])] if self.inside else ""
         fx_traceback.current_meta["custom"] = {"module": path}
 
-    @contextlib.contextmanager
-    def _refusing_checkpoints(self) -> Iterator[None]:
-        """Refuse torch.utils.checkpoint and its like, which work by hooks on saved tensors that a recording ignores."""
-        hooks = torch.autograd.graph.saved_tensors_hooks
-        enter = hooks.__enter__
-
-        def refuse(_hooks: object) -> None:
-            path = self.paths[id(self.inside[-1])] if self.inside else ""
-            raise CaptureError(
-                f"{f'Module {path}' if path else 'The model'} already decides what to keep (torch.utils.checkpoint or "
-                "other hooks on saved tensors): switch that off (in transformers, gradient_checkpointing_disable()).",
-                path,
-            )
-
-        hooks.__enter__ = refuse  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            hooks.__enter__ = enter  # type: ignore[method-assign]
+    def _refuse_checkpoint(self, _hooks: object) -> None:
+        path = self.paths[id(self.inside[-1])] if self.inside else ""
+        raise CaptureError(
+            f"{f'Module {path}' if path else 'The model'} already decides what to keep (torch.utils.checkpoint or "
+            "other hooks on saved tensors): switch that off (in transformers, gradient_checkpointing_disable()).",
+            path,
+        )
 
     def _refuse_lost_state(self, graph: fx.Graph) -> None:
         """Refuse a model that carries state from step to step by assigning a tensor instead of writing into it."""
@@ -231,14 +232,14 @@ class _Capture:
             return
         frame = _users_frame(error)
         location = f"{frame.filename}:{frame.lineno}" if frame else ""
-        at = f" at {location} ({frame.line})" if frame else ""
+        at = f" at {location} ({textwrap.shorten(frame.line or '', 90)})" if frame else ""
         module = self.inside[-1] if self.inside else None
         path = self.paths[id(module)] if module else ""
         where = f"{f'module {path}' if path else 'the model'} ({type(module).__name__})" if module else "loss_fn"
         raise CaptureError(self._sentence(error, where, at), path, location) from error
 
     def _sentence(self, error: Exception, where: str, at: str) -> str:
-        if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        if isinstance(error, ValueQuestion):
             return (
                 f"What {where} does depends on the values of a tensor{at}: {error.func} cannot be captured, because a "
                 "captured step runs the same ops for every batch. Use torch.where or a mask instead, or compute the "
@@ -251,6 +252,8 @@ class _Capture:
             return (
                 f"The step writes into a tensor that the model does not hold: make it a buffer of the model ({reason})"
             )
+        if "Unexpected fake" in reason:
+            return f"The model makes a tensor on first use and keeps it: run the model once before trace ({reason})"
         if "numpy()" in reason:
             return f"A tensor's data is asked for in {where}{at}, but a capture has none: compute this before the step."
         returned = f" The model returned {self.returned}." if where == "loss_fn" and self.returned else ""
@@ -260,8 +263,8 @@ class _Capture:
 def _users_frame(error: Exception) -> traceback.FrameSummary | None:
     """The innermost line that belongs neither to torch nor to acwb."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = (frame for frame in reversed(frames) if not frame.filename.startswith(_NOT_THE_USERS))
-    return next((frame for frame in own if frame.line and "contextlib" not in frame.filename), None)
+    own = (frame for frame in reversed(frames) if frame.line and not frame.filename.startswith(_NOT_THE_USERS))
+    return next((frame for frame in own if Path(frame.filename).parent != Path(_STANDARD_LIBRARY)), None)
 
 
 def _constants(module: fx.GraphModule) -> dict[str, torch.Tensor]:
@@ -277,15 +280,3 @@ def _constants(module: fx.GraphModule) -> dict[str, torch.Tensor]:
             )
         constants[node.target] = value
     return constants
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch from logging the traceback of an error that is reported as one sentence anyway."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = before

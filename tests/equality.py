@@ -42,7 +42,12 @@ def differences(left: list[Snapshot], right: list[Snapshot]) -> list[str]:
     return sorted(found)
 
 
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor: NaN equals itself, and -0.0 is not 0.0."""
+    return tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor
+
+
 def same(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-        return left.dtype == right.dtype and torch.equal(left, right)
+        return left.dtype == right.dtype and left.shape == right.shape and torch.equal(raw(left), raw(right))
     return type(left) is type(right) and left == right

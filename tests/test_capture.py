@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from equality import differences, train
-from zoo import MAKERS, OPTIMIZERS, momentum
 
 import acwb
 from acwb.models import Subject
+from equality import differences, train
+from zoo import MAKERS, OPTIMIZERS, momentum
 
 
 def assert_equal_training(eager: Subject, captured: Subject) -> acwb.TracedStep:

@@ -10,7 +10,7 @@ FOLDER = Path(acwb.__file__).parent
 # A module imports only from its left.
 LINE = [
     *("errors", "units", "archive", "graph", "schedule"),
-    *("kernels", "binder", "step", "surveyor", "assembler", "recorder", "eager", "checker", "tracer"),
+    *("kernels", "binder", "step", "surveyor", "assembler", "recorder", "eager", "guard", "checker", "tracer"),
     *("simulator", "measure"),
 ]
 BESIDE = {"compatibility", "models", "bench"}

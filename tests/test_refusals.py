@@ -1,17 +1,19 @@
 """Bad input gets one clear sentence, and changes nothing."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from zoo import Lambda
 
 import acwb
+from zoo import Lambda
 
 INPUT = torch.ones(2, 4)
 
@@ -37,14 +39,62 @@ class Branching(nn.Module):
 
 
 class Counting(nn.Module):
-    def __init__(self) -> None:
+    """Counts its calls in an attribute or in a list, and may use the count."""
+
+    def __init__(self, used: bool, listed: bool = False) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 3)
         self.calls = 0
+        self.list = [0]
+        self.options = (used, listed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.linear(x) * self.calls
+        used, listed = self.options
+        if listed:
+            self.list[0] += 1
+        else:
+            self.calls += 1
+        return self.linear(x) * (self.calls + self.list[0]) if used else self.linear(x)
+
+
+class Catching(Branching):
+    """Looks at values, and goes on where that fails."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            return super().forward(x)
+        except RuntimeError:
+            return self.linear(x)
+
+
+class Wrapping(torch.optim.Optimizer):
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self) -> None:
+        self.inner.step()
+
+
+def swapping_data(model: nn.Module, batch: Any) -> torch.Tensor:
+    model.bias.data = model.bias.data + 1
+    return total(model, batch)
+
+
+def seeding(model: nn.Module, batch: Any) -> torch.Tensor:
+    torch.manual_seed(3)
+    return functional.dropout(model(*batch), 0.5).sum()
+
+
+def hooked() -> nn.Module:
+    model = nn.Linear(4, 3)
+    model.weight.register_hook(lambda gradient: gradient * 2)
+    return model
+
+
+def wrapped() -> tuple[Any, ...]:
+    model = linear()
+    return model, (INPUT,), total, Wrapping(sgd(model))
 
 
 class Carrying(nn.Module):
@@ -173,7 +223,29 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], str]] = {
         lambda: (Lambda(lambda _, x: x, w=torch.ones(4, requires_grad=True)), (INPUT,), total),
         "w requires grad but is not a parameter",
     ),
-    "counts its calls": (lambda: (Counting(), (INPUT,), total), "changes its attribute 'calls'"),
+    "counts its calls": (lambda: (Counting(used=False), (INPUT,), total), "changes its attribute 'calls'"),
+    "uses its count": (
+        lambda: (Counting(used=True), (INPUT,), total),
+        r"calls mul\(1\) the first time and mul\(2\) the",
+    ),
+    "uses a listed count": (lambda: (Counting(True, listed=True), (INPUT,), total), r"calls mul\(1\) the first time"),
+    "catches the question": (lambda: (Catching(), (INPUT,), total), "depends on the values of a tensor"),
+    "swaps data": (lambda: (linear(), (INPUT,), swapping_data), "assigns to a tensor's .data"),
+    "seeds": (lambda: (linear(), (INPUT,), seeding), "seeds or restores torch's random generator"),
+    "Python's randomness": (
+        lambda: (linear(), (INPUT,), lambda m, b: total(m, b) * random.random()),
+        "Python's or numpy's",
+    ),
+    "numpy's randomness": (
+        lambda: (linear(), (INPUT,), lambda m, b: total(m, b) * float(numpy.random.rand())),
+        "Python's or numpy's",
+    ),
+    "hook on a parameter": (lambda: (hooked(), (INPUT,), total), "weight has hooks on its gradient"),
+    "product": (lambda: (linear(), (INPUT,), lambda m, b: m(*b).prod(-1).sum()), "multiplies with torch.prod"),
+    "optimizer in an optimizer": (wrapped, r"Wrapping wraps another optimizer \(inner\)"),
+    "optimizer by name": (lambda: (linear(), (INPUT,), total, "sgd"), "The optimizer is 'sgd'"),
+    "sparse batch": (lambda: (linear(), (INPUT.to_sparse(),), total), r"batch\[0\] is not a plain tensor"),
+    "array in the batch": (lambda: (linear(), (INPUT, numpy.ones(2))), r"batch\[1\] is an object of type ndarray"),
     "carries a buffer": (lambda: (Carrying(True), (INPUT,), total), "assigns a new tensor to state"),
     "carries an attribute": (lambda: (Carrying(False), (INPUT,), total), "assigns a new tensor to state"),
     "checkpoints already": (lambda: (Checkpointing(), (INPUT,), total), "already decides what to keep"),
@@ -286,6 +358,41 @@ def test_a_run_with_anything_else_than_captured_is_refused() -> None:
         step.run()
     model.float()
     step.run()
+
+
+def test_a_model_that_was_changed_is_refused() -> None:
+    def changed(change: Callable[[nn.Sequential], object], message: str) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4))
+        step = acwb.trace(model, (INPUT,), total)
+        change(model)
+        with pytest.raises(acwb.ChangedStepError, match=message):
+            step.run()
+
+    changed(lambda model: model.append(nn.Linear(4, 4)), "Module 3 was added, removed or replaced")
+    changed(lambda model: model.pop(2), "Module 2 was added, removed or replaced")
+    changed(lambda model: model.__setitem__(2, nn.Linear(4, 4)), "Module 2 was added, removed or replaced")
+    changed(lambda model: setattr(model[1], "p", 0.9), r"Module 1 has p = 0.9, but the step was captured with 0.5")
+    changed(lambda model: model[0].register_forward_hook(print), "Module 0 has other hooks than at capture")
+    changed(lambda model: model[0].weight.register_hook(print), "0.weight has hooks on its gradient")
+
+
+def test_a_run_where_nothing_trains_is_refused() -> None:
+    step = acwb.trace(linear(), (INPUT,), total)
+    with torch.inference_mode(), pytest.raises(acwb.AcwbError, match="inference_mode"):
+        step.run()
+
+
+def test_what_a_forward_pass_leaves_in_the_model_is_taken_out_again() -> None:
+    def leaving(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y = m.linear(x)
+        m.listed.append(y)
+        m.kept["y"] = y
+        m.last = y
+        return y
+
+    model = Lambda(leaving, linear=linear(), listed=[], kept={})
+    acwb.trace(model, (INPUT,), total)
+    assert (model.listed, model.kept, hasattr(model, "last")) == ([], {}, False)
 
 
 def test_weights_that_were_untied_are_refused() -> None:

@@ -4,10 +4,8 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-from drawing import Line, draw, profiled, steps
 from hypothesis import given
 from hypothesis import strategies as some
-from zoo import MAKERS, OPTIMIZERS
 
 import acwb
 from acwb.graph import Phase, Role, StepGraph
@@ -15,6 +13,8 @@ from acwb.measure import LiveBytes
 from acwb.models import Subject
 from acwb.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut
 from acwb.simulator import just_in_time, simulate
+from drawing import Line, draw, profiled, steps
+from zoo import MAKERS, OPTIMIZERS
 
 BACKWARD: list[Line] = [("B", "one", "", 1)]
 

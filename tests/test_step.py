@@ -4,11 +4,11 @@ import gc
 
 import pytest
 import torch
-from zoo import MAKERS
 
 import acwb
 from acwb.bench import capture_beyond_memory
 from acwb.measure import LiveBytes, peak_live_bytes
+from zoo import MAKERS
 
 
 def test_gradients_are_freed_first_and_set_last() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
-from zoo import MAKERS
 
 import acwb
 from acwb.models import Subject
+from zoo import MAKERS
 
 # The kernel of the LSTM's backward makes the bias's gradient twice; torch describes the two as one storage.
 MISDESCRIBED = {"recurrent"}

@@ -266,6 +266,48 @@ def autocast_casting_a_weight_several_times() -> Any:
 
 
 @subject
+def casts_by_hand() -> Any:
+    """Outside of autocast nothing is cached: each cast has a gradient of its own."""
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x.bfloat16()
+        for _ in range(3):
+            y = torch.tanh(functional.linear(y, m.linear.weight.bfloat16()))
+        with torch.autocast("cpu", enabled=False):
+            doubled = m.linear.bias.bfloat16().mul_(2)
+            return (y + doubled + m.linear.bias.bfloat16()).float().square().mean()
+
+    return Lambda(forward, linear=nn.Linear(16, 16)), (torch.randn(8, 16),)
+
+
+@subject
+def autocast_that_starts_under_no_grad() -> Any:
+    """The first cast of a weight, under no_grad, is the one that later gets the gradient."""
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.no_grad():
+                target = m.layers[0](x)
+            by_hand = functional.linear(x.bfloat16(), m.layers[1].weight.bfloat16())
+            return (m.layers(x) - target + by_hand).float().square().mean()
+
+    return Lambda(forward, layers=nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))), (torch.randn(4, 8),)
+
+
+@subject
+def one_hot_and_a_constant() -> Any:
+    """A value check among the ops, and one constant from outside used twice, also as a view."""
+    constant = torch.arange(12.0)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        table = constant.view(3, 4)
+        scores = model(batch[0]) * table.sum(0) + constant[:4] + constant.view(4, 3)[:, 0]
+        return (scores * functional.one_hot(batch[1], 4)).square().mean()
+
+    return nn.Linear(6, 4), (torch.randn(5, 6), torch.randint(4, (5,))), loss
+
+
+@subject
 def autocast_without_cast_cache() -> Any:
     layer = nn.Linear(16, 16)
 
