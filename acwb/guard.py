@@ -7,6 +7,7 @@ counting calls, swapping a tensor's data, catching the error of a question about
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import numpy
@@ -50,7 +51,7 @@ class Guard(TorchFunctionMode):
 
     def refuse_differences(self, earlier: "Guard") -> None:
         """Refuse a forward pass that did something else when it was called before."""
-        for mine, theirs in zip(self.calls, earlier.calls, strict=False):
+        for mine, theirs in zip_longest(self.calls, earlier.calls, fillvalue=("nothing more", ())):
             if mine != theirs:
                 raise CaptureError(
                     f"The forward pass calls {_told(theirs)} the first time and {_told(mine)} the second time, but a "

@@ -163,7 +163,8 @@ class TracedStep:
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
         for parameter in parameters:
-            parameter.grad = None if parameter.requires_grad else parameter.grad
+            if parameter.requires_grad:
+                parameter.grad = None
         no_autocast = torch.autocast(inputs[0].device.type, enabled=False)
         # Below autograd, but with gradients enabled as in eager: some kernels (recurrent layers) ask for that.
         with no_autocast, torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():

@@ -165,7 +165,7 @@ class _Capture:
             stack.enter_context(eager.replaced(logging.getLogger("torch._subclasses.fake_tensor"), disabled=True))
             # Checkpoints work by hooks on saved tensors, which a recording ignores.
             hooks = torch.autograd.graph.saved_tensors_hooks
-            stack.enter_context(eager.replaced(hooks, __enter__=lambda hooks: self._refuse_checkpoint(hooks)))
+            stack.enter_context(eager.replaced(hooks, __enter__=self._refuse_checkpoint))
             stack.enter_context(fx_traceback.preserve_node_meta())
             stack.callback(nn.modules.module.register_module_forward_pre_hook(self._enter_module).remove)
             stack.callback(nn.modules.module.register_module_forward_hook(self._leave_module).remove)
@@ -204,7 +204,7 @@ class _Capture:
         path = self.paths[id(self.inside[-1])] if self.inside else ""
         fx_traceback.current_meta["custom"] = {"module": path}
 
-    def _refuse_checkpoint(self, _hooks: object) -> None:
+    def _refuse_checkpoint(self) -> None:
         path = self.paths[id(self.inside[-1])] if self.inside else ""
         raise CaptureError(
             f"{f'Module {path}' if path else 'The model'} already decides what to keep (torch.utils.checkpoint or "

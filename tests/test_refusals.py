@@ -86,6 +86,19 @@ def seeding(model: nn.Module, batch: Any) -> torch.Tensor:
     return functional.dropout(model(*batch), 0.5).sum()
 
 
+def doing_more_each_time() -> tuple[Any, ...]:
+    calls: list[int] = []
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        y = total(model, batch)
+        for _ in calls:
+            y = y.exp()
+        calls.append(0)
+        return y
+
+    return linear(), (INPUT,), loss
+
+
 def hooked() -> nn.Module:
     model = nn.Linear(4, 3)
     model.weight.register_hook(lambda gradient: gradient * 2)
@@ -229,6 +242,7 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], str]] = {
         r"calls mul\(1\) the first time and mul\(2\) the",
     ),
     "uses a listed count": (lambda: (Counting(True, listed=True), (INPUT,), total), r"calls mul\(1\) the first time"),
+    "does more each time": (doing_more_each_time, r"calls nothing more\(\) the first time and exp\(\) the second"),
     "catches the question": (lambda: (Catching(), (INPUT,), total), "depends on the values of a tensor"),
     "swaps data": (lambda: (linear(), (INPUT,), swapping_data), "assigns to a tensor's .data"),
     "seeds": (lambda: (linear(), (INPUT,), seeding), "seeds or restores torch's random generator"),
