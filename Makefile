@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: run test test-slow lab results bench clean
+.PHONY: run test test-slow lab results bench predictions clean
 
 # Installed again whenever the dependencies change; what is there already is kept.
 .venv/installed: pyproject.toml
@@ -30,6 +30,9 @@ results: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python -m acwb.bench
+
+predictions: .venv/installed
+	$(BIN)/python -m acwb.bench predictions
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

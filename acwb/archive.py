@@ -1,8 +1,10 @@
-"""JSON files that appear whole or not at all, stamped with what they hold and in which format version."""
+"""Files that appear whole or not at all; JSON ones are stamped with what they hold and in which format version."""
 
 import json
 import os
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +13,48 @@ from acwb.errors import AcwbError
 FORMAT_VERSION = 1
 
 
-def write(path: str | os.PathLike[str], kind: str, content: dict[str, Any]) -> None:
-    """Write `content` to `path`, replacing what was there only once the new file is complete."""
-    target = Path(path)
-    text = json.dumps({"kind": kind, "version": FORMAT_VERSION, **content}, indent=1)
+def write(path: str | os.PathLike[str], kind: str, content: Mapping[str, Any]) -> None:
+    """Write `content` to `path` as JSON, replacing what was there only once the new file is complete."""
+    write_texts({path: json.dumps({"kind": kind, "version": FORMAT_VERSION, **content}, indent=1)})
+
+
+def write_texts(texts: Mapping[str | os.PathLike[str], str]) -> None:
+    """Write each text to its path; nothing is replaced before all of them are complete on disk."""
+    with ExitStack() as undo:
+        scratches = {Path(path): _scratch(Path(path), text, undo) for path, text in texts.items()}
+        for target, scratch in scratches.items():
+            try:
+                scratch.replace(target)
+            except OSError as error:
+                raise AcwbError(f"Cannot write {target}: {error.strerror}.") from error
+
+
+def _scratch(target: Path, text: str, undo: ExitStack) -> Path:
+    """A complete file beside `target`, which `undo` removes if it is still there."""
+    if target.is_dir():
+        raise AcwbError(f"Cannot write {target}: it is a folder. Choose another name.")
     try:
-        descriptor, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        scratch = Path(name)
+        undo.callback(scratch.unlink, missing_ok=True)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        scratch.chmod(0o644)
     except OSError as error:
         raise AcwbError(
             f"Cannot write {target}: {error.strerror}. Choose a folder that exists and that you may write to."
         ) from error
+    return scratch
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str], kind: str) -> Iterator[dict[str, Any]]:
+    """The content of a file that `write` wrote; whatever cannot be made of it is refused in a sentence."""
+    content = read(path, kind)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(scratch).chmod(0o644)
-        Path(scratch).replace(target)
-    except OSError as error:
-        raise AcwbError(f"Cannot write {target}: {error.strerror}.") from error
-    finally:
-        Path(scratch).unlink(missing_ok=True)
+        yield content
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise AcwbError(f"{path} is not a {kind} that this acwb can read ({error!r}): save it again.") from error
 
 
 def read(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:

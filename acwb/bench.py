@@ -1,16 +1,39 @@
-"""`make bench`: prints what the README and the notes quote. So far: the captured step beside the eager one."""
+"""Prints the tables that the README and the notes quote: `make bench` and `make predictions`."""
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+
+import numpy
 
 import acwb
-from acwb.measure import interleave, peak_live_bytes, process_peak_bytes, ratio
+from acwb.device import clock_of, peak_resident_bytes
+from acwb.launcher import launch
+from acwb.measure import (
+    Ratio,
+    allocated_peak_bytes,
+    interleave,
+    peak_live_bytes,
+    process_peak_bytes,
+    ratio,
+    tensor_peak_bytes,
+)
 from acwb.models import Subject
+from acwb.profiler import Replay, Timed, unchanged
+from acwb.schedule import Run
+from acwb.simulator import just_in_time, simulate
+from acwb.step import TracedStep
 from acwb.units import gibibytes
 
 ROUNDS = 15
+
+# What is predicted and measured: subject, batch size, rounds.
+PREDICTED = (
+    *(("resnet18", 8, 15), ("encoder", 8, 11)),
+    *(("resnet152", 2, 11), ("resnet152", 4, 11), ("resnet152", 8, 7)),
+    *(("bert", 2, 11), ("bert", 4, 11), ("bert", 8, 7)),
+)
 
 
 def captured_beside_eager(make: Callable[..., Subject], batch_size: int) -> str:
@@ -28,35 +51,86 @@ def captured_beside_eager(make: Callable[..., Subject], batch_size: int) -> str:
     )
 
 
-def capture_beyond_memory(batch_size: int) -> str:
-    """One row: the capture of a ResNet-152 step far beyond this machine, in a process of its own."""
-    code = f"from acwb import bench; bench.report_capture({batch_size})"
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
-
-
-def report_capture(batch_size: int) -> None:
-    """Capture ResNet-152 at `batch_size` and write the seconds and this process's peak memory."""
+def captured_beyond_memory(batch_size: int) -> str:
+    """One row: the capture of a ResNet-152 step far beyond this machine. Run in a process of its own."""
     subject = acwb.models.resnet152(batch_size=batch_size)
     start = time.perf_counter()
     step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
     seconds = time.perf_counter() - start
-    peak = process_peak_bytes()
     held = sum(activation.bytes for activation in step.graph.activations)
-    sys.stdout.write(
-        f"resnet152 at batch {batch_size}: captured in {seconds:.1f} s, process peak {gibibytes(peak)}; "
-        f"its activations alone take {gibibytes(held)}\n"
+    return (
+        f"resnet152 at batch {batch_size}: captured in {seconds:.1f} s, "
+        f"process peak {gibibytes(peak_resident_bytes())}; its activations alone take {gibibytes(held)}"
     )
 
 
-def main() -> None:
-    """Print the tables."""
+def predicted_beside_measured(name: str, batch_size: int, optimizer: str, rounds: int) -> str:
+    """One row: predicted peaks (above what exists before the step) and time, each as a ratio to what is measured."""
+    make = partial(getattr(acwb.models, name), batch_size=batch_size, optimizer=getattr(acwb.models, optimizer))
+    subject = make()
+    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    timeline = simulate(acwb.profile(step), just_in_time(step.graph))
+    static = step.graph.static_bytes
+    tensors, total = timeline.tensor_peak_bytes - static, timeline.peak_bytes - static
+    peaks = [
+        tensors / (tensor_peak_bytes(step) - static),
+        total / (allocated_peak_bytes(step) - static),
+        total / (process_peak_bytes(make) - static),
+    ]
+    milliseconds, relative = sum_of_ops_beside_step(step, rounds)
+    assert isinstance(timeline.peak_entry, Run)
+    phase = step.graph.ops[step.graph.rank[timeline.peak_entry.op]].phase
+    return (
+        f"{name:<10}{batch_size:>6} {optimizer:<7}"
+        f"{gibibytes(static):>10}{gibibytes(tensors):>11}{gibibytes(total):>11} {phase:<10}"
+        f"{peaks[0]:>10.4f}{peaks[1]:>10.4f}{peaks[2]:>10.4f}{milliseconds:>10,.0f} ms  {relative}"
+    )
+
+
+def sum_of_ops_beside_step(step: TracedStep, rounds: int) -> tuple[float, Ratio]:
+    """The sum of the medians of all ops, as a ratio to the median step; both measured in the same rounds."""
+    timed = Timed(clock_of(step.device))
+    with unchanged(step) as tensors:
+        replay = Replay(step, tensors)
+        seconds = interleave({"step": step.run, "replay": partial(replay.run, timed)}, rounds)
+    ops = numpy.array(list(timed.seconds().values()))[:, 1:]  # without the warm-up
+    steps = numpy.array(seconds["step"])
+
+    def compare(chosen: numpy.ndarray) -> float:
+        return float(numpy.median(ops[:, chosen], axis=1).sum() / numpy.median(steps[chosen]))
+
+    everything = numpy.arange(rounds)
+    samples = [compare(chosen) for chosen in numpy.random.default_rng(0).choice(everything, (500, rounds))]
+    low, high = numpy.percentile(samples, [2.5, 97.5])
+    return float(numpy.median(steps)) * 1e3, Ratio(compare(everything), float(low), float(high), rounds)
+
+
+def bench() -> None:
+    """Print the captured step beside eager."""
     write = sys.stdout.write
     write("captured step beside eager (time ratio: median and 95 % interval; peak of live tensor bytes above static)\n")
     write(f"{'subject':<10}{'batch':>6}{'capture':>12}   {'time':<24}{'captured':>12}{'eager':>12}   peak\n")
     for make in (acwb.models.resnet152, acwb.models.bert):
         write(captured_beside_eager(make, 4) + "\n")
-    write(capture_beyond_memory(1024) + "\n")
+    write(launch(captured_beyond_memory, 1024) + "\n")
+
+
+def predictions() -> None:
+    """Print predictions beside measurements, a fresh process for each row."""
+    write = sys.stdout.write
+    write(
+        "peaks above static: storages alone, with workspace, and where; predicted ÷ measured of storages, allocator,\n"
+    )
+    write("process; the measured step, and the sum of op medians ÷ step (median and 95 % interval)\n")
+    write(
+        f"{'subject':<10}{'batch':>6} {'with':<7}{'static':>10}{'tensors':>11}{'peak':>11} {'phase':<10}"
+        f"{'tensors':>10}{'allocator':>10}{'process':>10}{'step':>13}  sum of ops\n"
+    )
+    for name, batch_size, rounds in PREDICTED:
+        for optimizer in ("sgd", "adamw"):
+            write(launch(predicted_beside_measured, name, batch_size, optimizer, rounds) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main()
+    {"bench": bench, "predictions": predictions}[sys.argv[1] if len(sys.argv) > 1 else "bench"]()

@@ -7,12 +7,15 @@ can be saved on one machine and planned on another.
 """
 
 import dataclasses
+import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from acwb import archive
@@ -158,6 +161,60 @@ class StepGraph:
         return frozenset({self.loss, *(gradient for _, gradient in self.gradients)})
 
     @cached_property
+    def static_bytes(self) -> int:
+        """What exists before the step and stays: parameters, buffers, inputs, optimizer state."""
+        return sum(storage.bytes for storage in self.storages if storage.name not in self.maker)
+
+    @cached_property
+    def lifetimes(self) -> Mapping[str, tuple[int, int]]:
+        """The ranks of the first and the last op during which each storage is alive in the captured step."""
+        end = len(self.ops) - 1
+        found = {storage.name: (0, end) for storage in self.storages}
+        for name, maker in self.maker.items():
+            made = self.rank[maker]
+            found[name] = (made, end if name in self.kept else max(self.users[name], default=made))
+        for position, op in enumerate(self.ops):
+            for name in op.holds:
+                found[name] = (found[name][0], max(found[name][1], position))
+        return found
+
+    @cached_property
+    def live_bytes(self) -> tuple[int, ...]:
+        """The bytes of the storages that are alive while each op of the captured step runs."""
+        changes = [0] * (len(self.ops) + 1)
+        for name, (first, last) in self.lifetimes.items():
+            changes[first] += self.storage[name].bytes
+            changes[last + 1] -= self.storage[name].bytes
+        return tuple(accumulate(changes[:-1]))
+
+    @cached_property
+    def surviving(self) -> frozenset[str]:
+        """Storages of the forward phase, or from before, that are there in the backward phase."""
+        roles = (Role.ACTIVATION, Role.BUFFER)
+        return frozenset(
+            storage.name
+            for storage in self.storages
+            if storage.name not in self.maker or storage.role in roles or storage.name in self.kept
+        )
+
+    def recomputation(self, name: str) -> tuple[str, ...]:
+        """The forward ops that make storage `name` again from what else survives, in order."""
+        found: set[str] = set()
+        waiting = [self.maker[name]]
+        while waiting:
+            op = self.ops[self.rank[waiting.pop()]]
+            if op.name not in found:
+                found.add(op.name)
+                lost = set(op.inputs) - self.surviving
+                waiting += [need for need in op.needs if self._result(need) & lost]
+        return tuple(sorted(found, key=self.rank.__getitem__))
+
+    def _result(self, name: str) -> set[str]:
+        """The storages that an op's result lives in."""
+        op = self.ops[self.rank[name]]
+        return set(op.outputs or op.mutates or op.inputs)
+
+    @cached_property
     def activations(self) -> tuple[Activation, ...]:
         """Every activation, in order of creation."""
         return tuple(self._activation(storage) for storage in self.storages if storage.role is Role.ACTIVATION)
@@ -187,27 +244,36 @@ class StepGraph:
             last_backward_rank=backward[-1],
         )
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells this graph from every other: a digest of all that it holds."""
+        return hashlib.sha256(json.dumps(self.content()).encode()).hexdigest()[:16]
+
+    def content(self) -> dict[str, Any]:
+        """The graph as plain lists and dicts, for a file."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "StepGraph":
+        """The graph that `content` came from."""
+        environment = content["environment"]
+        return cls(
+            ops=tuple(_op(fields) for fields in content["ops"]),
+            storages=tuple(Storage(item["name"], item["bytes"], Role(item["role"])) for item in content["storages"]),
+            loss=content["loss"],
+            gradients=tuple((parameter, gradient) for parameter, gradient in content["gradients"]),
+            environment=Environment(**{**environment, "batch": tuple(environment["batch"])}),
+        )
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph as JSON; the file appears whole or not at all."""
-        archive.write(path, "StepGraph", dataclasses.asdict(self))
+        archive.write(path, "StepGraph", self.content())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "StepGraph":
         """Read a graph that `save` wrote; it equals the one that was saved."""
-        content = archive.read(path, "StepGraph")
-        try:
-            environment = content["environment"]
-            return cls(
-                ops=tuple(_op(fields) for fields in content["ops"]),
-                storages=tuple(
-                    Storage(item["name"], item["bytes"], Role(item["role"])) for item in content["storages"]
-                ),
-                loss=content["loss"],
-                gradients=tuple((parameter, gradient) for parameter, gradient in content["gradients"]),
-                environment=Environment(**{**environment, "batch": tuple(environment["batch"])}),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise AcwbError(f"{path} is not a StepGraph that this acwb can read ({error!r}): save it again.") from error
+        with archive.reading(path, "StepGraph") as content:
+            return cls.of(content)
 
     def __repr__(self) -> str:
         environment = self.environment
@@ -222,37 +288,6 @@ class StepGraph:
             *(f"    {role:<16}{gibibytes(size):>14}" for role, size in self.bytes_by_role.items()),
         ]
         return "\n".join(lines)
-
-
-@dataclass(frozen=True, repr=False)
-class Profile:
-    """A step's graph with what was measured of it; bytes are `int`, times seconds.
-
-    Attributes:
-        seconds: how long each op takes.
-        workspace_bytes: what each op's kernel allocates beyond its outputs, and frees again.
-        swap_out_seconds: how long it takes to move each activation out of the device's memory.
-        swap_in_seconds: and back.
-    """
-
-    graph: StepGraph
-    seconds: Mapping[str, float]
-    workspace_bytes: Mapping[str, int]
-    swap_out_seconds: Mapping[str, float]
-    swap_in_seconds: Mapping[str, float]
-
-    def __post_init__(self) -> None:
-        ops = {op.name for op in self.graph.ops}
-        activations = {activation.name for activation in self.graph.activations}
-        for field, names in {
-            "seconds": ops,
-            "workspace_bytes": ops,
-            "swap_out_seconds": activations,
-            "swap_in_seconds": activations,
-        }.items():
-            odd = names ^ getattr(self, field).keys()
-            if odd:
-                raise AcwbError(f"The profile's {field} do not fit its graph: {sorted(odd)[0]} is in one of them only.")
 
 
 def _op(fields: dict[str, Any]) -> Op:

@@ -1,10 +1,13 @@
-"""Measures what runs: time as ratios of interleaved rounds with an interval, memory as the peak of live bytes."""
+"""Measures what runs: time as ratios of interleaved rounds with an interval, memory in three ways.
 
+The peak of a step is that of live storages (exact), of what the allocator gave out (with workspaces), or of a process.
+"""
+
+import gc
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -12,6 +15,12 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm.auto import tqdm
+
+from acwb.device import meter_of, peak_resident_bytes, reset_peak_resident, resident_bytes
+from acwb.launcher import PLAIN_MEMORY, launch
+from acwb.models import Subject
+from acwb.step import TracedStep
+from acwb.tracer import trace
 
 Action = Callable[[], object]
 
@@ -99,7 +108,34 @@ def peak_live_bytes(action: Action) -> int:
     return meter.peak
 
 
-def process_peak_bytes() -> int:
-    """The peak of this process's resident memory, from the kernel's own count (Linux)."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(fields["VmHWM"].split()[0]) * 1024
+def tensor_peak_bytes(step: TracedStep) -> int:
+    """The peak of live storages in a steady-state run of the step, those that exist before it included."""
+    return step.graph.static_bytes + peak_live_bytes(step.run)
+
+
+def allocated_peak_bytes(step: TracedStep) -> int:
+    """The same as the allocator sees it: with what kernels use and free again."""
+    step.run()
+    step.free_gradients()
+    meter = meter_of(step.device)
+    with meter, meter.watch("step"):
+        step.run()
+    return step.graph.static_bytes + meter.growth()["step"]
+
+
+def process_peak_bytes(make: Callable[[], Subject]) -> int:
+    """The same as the operating system sees it: the growth of a fresh process in a step, and what exists before it."""
+    return launch(_process_peak, make, environment=PLAIN_MEMORY)
+
+
+def _process_peak(make: Callable[[], Subject]) -> int:
+    subject = make()
+    step = trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    for _ in range(2):  # libraries keep buffers from their first calls
+        step.run()
+    step.free_gradients()
+    gc.collect()
+    before = resident_bytes()
+    reset_peak_resident()
+    step.run()
+    return step.graph.static_bytes + peak_resident_bytes() - before

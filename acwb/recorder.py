@@ -8,7 +8,7 @@ optimizer's own `step()`. Its hooks are not recorded.
 import operator
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -99,20 +99,25 @@ def _on_stand_ins(optimizer: torch.optim.Optimizer, stand_ins: dict[int, torch.T
     return copy
 
 
+def state_tensors(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, torch.Tensor]:
+    """Every tensor of an optimizer's state and settings, by name; `names` are those of its parameters, by identity."""
+    found: dict[str, torch.Tensor] = {}
+    for parameter, state in optimizer.state.items():
+        found |= {
+            f"{names[id(parameter)]}:{key}": value for key, value in state.items() if isinstance(value, torch.Tensor)
+        }
+    for number, group in enumerate(optimizer.param_groups):
+        found |= {f"group {number}:{key}": value for key, value in group.items() if isinstance(value, torch.Tensor)}
+    return found
+
+
 def _add_state(
     graph: fx.Graph, optimizer: torch.optim.Optimizer, names: dict[int, str], nodes: dict[int, fx.Node]
 ) -> None:
     """Make a placeholder for every tensor of the optimizer's state and settings."""
-    found: list[tuple[str, torch.Tensor]] = []
-    for parameter, state in optimizer.state.items():
-        found += [
-            (f"{names[id(parameter)]}:{key}", value) for key, value in state.items() if isinstance(value, torch.Tensor)
-        ]
-    for number, group in enumerate(optimizer.param_groups):
-        found += [(f"group {number}:{key}", value) for key, value in group.items() if isinstance(value, torch.Tensor)]
     first_op = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first_op):
-        for name, tensor in found:
+        for name, tensor in state_tensors(optimizer, names).items():
             nodes[id(tensor)] = placeholder(
                 graph, name, Role.OPTIMIZER_STATE, tensor, name.rpartition(":")[0].rpartition(".")[0]
             )

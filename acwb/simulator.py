@@ -7,8 +7,9 @@ and what was discarded is run again right before the op that needs it.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from acwb.costs import Profile
 from acwb.errors import AcwbError
-from acwb.graph import Op, Phase, Profile, Role, StepGraph
+from acwb.graph import Op, Phase, Role, StepGraph
 from acwb.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut, Timeline
 
 Copy = tuple[str, int]
@@ -98,15 +99,10 @@ class _JustInTime:
     def _has(self, source: Op, reader: Op) -> bool:
         """Whether what `reader` takes of the newest result of `source` is alive in the backward phase."""
         return all(
-            self._survives(name) and (copy > 0 or name not in self.discard)
+            name in self.graph.surviving and (copy > 0 or name not in self.discard)
             for name, copy in self.results[source.name]
             if name in reader.inputs
         )
-
-    def _survives(self, name: str) -> bool:
-        """Whether a storage of the forward phase is there in the backward phase, unless it is discarded."""
-        role = self.graph.storage[name].role
-        return name not in self.graph.maker or role in (Role.ACTIVATION, Role.BUFFER) or name in self.graph.kept
 
 
 def simulate(profile: Profile, schedule: Schedule) -> Timeline:

@@ -4,7 +4,8 @@
 drops each value at its last use. `.grad` is freed first; buffers, inputs and parameters are written last.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -158,16 +159,10 @@ class TracedStep:
             ...     loss = step.run(batch)
             ...     scheduler.step()
         """
-        inputs = self._inputs(batch)
+        inputs = self.inputs(batch)
         parameters = [tensor for slot, tensor in zip(self.slots, inputs, strict=False) if slot.role is Role.PARAMETER]
-        if self.optimizer is not None:
-            self.optimizer.zero_grad(set_to_none=True)
-        for parameter in parameters:
-            if parameter.requires_grad:
-                parameter.grad = None
-        no_autocast = torch.autocast(inputs[0].device.type, enabled=False)
-        # Below autograd, but with gradients enabled as in eager: some kernels (recurrent layers) ask for that.
-        with no_autocast, torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        self.free_gradients()
+        with kernels_only(self.device):
             loss, gradients, updates = self._compute(*inputs)
         if self.updated:
             with torch.no_grad():
@@ -182,12 +177,26 @@ class TracedStep:
         result: torch.Tensor = loss
         return result
 
+    def free_gradients(self) -> None:
+        """Give up the gradients that the last run left, as every run does first."""
+        if self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=True)
+        for slot in self.slots:
+            if slot.role is Role.PARAMETER and slot.tensor.requires_grad:
+                slot.tensor.grad = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the step runs."""
+        return self.slots[0].tensor.device if self.slots else self.batch.tensors[0].device
+
     @cached_property
     def _compute(self) -> Callable[..., tuple[torch.Tensor, list[torch.Tensor | None], list[torch.Tensor]]]:
         """Forward and backward as generated code; writing back and the optimizer are done by `run`."""
         return fx.GraphModule(dict(self.constants), compute_graph(self.fx_graph))
 
-    def _inputs(self, batch: object) -> list[torch.Tensor]:
+    def inputs(self, batch: object = None) -> list[torch.Tensor]:
+        """The tensors that a run on `batch` starts from, in the order of the graph's placeholders, checked."""
         if torch.is_inference_mode_enabled():
             raise AcwbError("run was called inside torch.inference_mode, where nothing can be trained: leave it first.")
         check_unchanged(self.model, self.modules)
@@ -206,6 +215,14 @@ class TracedStep:
 
     def __repr__(self) -> str:
         return repr(self.graph).replace("StepGraph", "TracedStep", 1)
+
+
+@contextmanager
+def kernels_only(device: torch.device) -> Iterator[None]:
+    """Run ops as recorded: below autograd, but with gradients enabled as in eager, which recurrent layers ask for."""
+    no_autocast = torch.autocast(device.type, enabled=False)
+    with no_autocast, torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        yield
 
 
 def compute_graph(graph: fx.Graph) -> fx.Graph:

@@ -4,9 +4,11 @@ from typing import Any
 
 from hypothesis import strategies
 
-from acwb.graph import Environment, Op, Phase, Profile, Role, StepGraph, Storage
+from acwb.costs import Conditions, Profile
+from acwb.graph import Environment, Op, Phase, Role, StepGraph, Storage
 
 ENVIRONMENT = Environment("2.13.0", "cpu", "Drawing", "SGD", "float32", ())
+CONDITIONS = Conditions("drawing", 1, 1, swapped=False)
 PHASES = {"F": Phase.FORWARD, "B": Phase.BACKWARD, "O": Phase.OPTIMIZER}
 
 # An op: phase, name, what it reads, and the bytes of what it makes; None for a view, a tuple for several outputs.
@@ -55,7 +57,7 @@ def profiled(graph: StepGraph, workspace: dict[str, int] | None = None) -> Profi
     nothing = {activation.name: 0.0 for activation in graph.activations}
     seconds = {op.name: 1.0 for op in graph.ops}
     workspaces = {op.name: (workspace or {}).get(op.name, 0) for op in graph.ops}
-    return Profile(graph, seconds, workspaces, nothing, nothing)
+    return Profile(graph, seconds, workspaces, nothing, nothing, CONDITIONS)
 
 
 @strategies.composite

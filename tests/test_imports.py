@@ -9,13 +9,13 @@ FOLDER = Path(acwb.__file__).parent
 
 # A module imports only from its left.
 LINE = [
-    *("errors", "units", "archive", "graph", "schedule"),
+    *("errors", "units", "archive", "graph", "schedule", "costs"),
     *("kernels", "binder", "step", "surveyor", "assembler", "recorder", "eager", "guard", "checker", "tracer"),
-    *("simulator", "measure"),
+    *("device", "profiler", "simulator", "launcher", "models", "measure"),
 ]
-BESIDE = {"compatibility", "models", "bench"}
+BESIDE = {"compatibility", "bench"}
 ONLY_IN = {"torchvision": {"models"}, "transformers": {"models"}, "plotly": {"plots"}, "ipywidgets": {"widgets"}}
-WITHOUT_TORCH = {"errors", "units", "archive", "graph", "schedule", "simulator"}
+WITHOUT_TORCH = {"errors", "units", "archive", "graph", "schedule", "costs", "simulator"}
 
 
 def imports(module: str) -> set[str]:
@@ -52,7 +52,15 @@ def test_models_stand_beside_the_line() -> None:
 def test_the_vocabulary_needs_no_torch() -> None:
     for module in WITHOUT_TORCH:
         assert own_imports(module) <= WITHOUT_TORCH
-        assert not any(name.split(".")[0] in {"torch", "numpy", "pandas"} for name in imports(module)), module
+        assert not any(name.split(".")[0] in {"torch", "numpy"} for name in imports(module)), module
+
+
+def test_frames_cost_nothing_until_they_are_asked_for() -> None:
+    """pandas is imported inside the functions that give frames, and nowhere else in the package."""
+    for module in (*LINE, *BESIDE):
+        tree = ast.parse((FOLDER / f"{module}.py").read_text())
+        top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        assert "pandas" not in {alias.name for node in top for alias in node.names}, module
 
 
 def test_heavy_libraries_are_imported_in_one_place_each() -> None:

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from acwb.measure import LiveBytes, interleave, peak_live_bytes, process_peak_bytes, ratio
+from acwb.measure import LiveBytes, interleave, peak_live_bytes, ratio
 
 
 def test_live_bytes_follow_storages_not_tensors() -> None:
@@ -45,9 +45,3 @@ def test_a_ratio_of_interleaved_times() -> None:
     assert 1.5 < found.median < 6
     assert ratio([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]).median == 1.0
     assert str(ratio([1.1], [1.0])) == "×1.100 [1.100, 1.100]"
-
-
-def test_the_process_peak_grows_with_what_is_touched() -> None:
-    before = process_peak_bytes()
-    block = torch.ones(before // 2)
-    assert process_peak_bytes() >= block.nbytes

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import acwb
-from acwb.bench import capture_beyond_memory
+from acwb.bench import captured_beyond_memory
+from acwb.launcher import launch
 from acwb.measure import LiveBytes, peak_live_bytes
 from zoo import MAKERS
 
@@ -84,6 +85,6 @@ def test_a_captured_step_peaks_no_higher_than_eager(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_step_far_beyond_this_machine_is_captured() -> None:
-    report = capture_beyond_memory(1024)
+    report = launch(captured_beyond_memory, 1024)
     assert float(report.split("process peak ")[1].split(" GiB")[0]) < 2.5
     assert "168.641 GiB" in report

@@ -55,7 +55,7 @@ def audit(subject: Subject) -> acwb.TracedStep:
     step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
     auditor = Audit(step)
     with torch._C._AutoDispatchBelowAutograd():
-        auditor.run(*step._inputs(None))
+        auditor.run(*step.inputs())
     computed = [op.name for op in step.graph.ops if op.phase is not acwb.Phase.OPTIMIZER and not op.mutates]
     assert auditor.seen == computed
     return step
