@@ -21,7 +21,6 @@ from acwb.measure import (
 )
 from acwb.models import Subject
 from acwb.profiler import Replay, Timed, unchanged
-from acwb.schedule import Run
 from acwb.simulator import just_in_time, simulate
 from acwb.step import TracedStep
 from acwb.units import gibibytes
@@ -69,7 +68,8 @@ def predicted_beside_measured(name: str, batch_size: int, optimizer: str, rounds
     make = partial(getattr(acwb.models, name), batch_size=batch_size, optimizer=getattr(acwb.models, optimizer))
     subject = make()
     step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
-    timeline = simulate(acwb.profile(step), just_in_time(step.graph))
+    profile = acwb.profile(step)
+    timeline = simulate(profile, just_in_time(step.graph))
     static = step.graph.static_bytes
     tensors, total = timeline.tensor_peak_bytes - static, timeline.peak_bytes - static
     peaks = [
@@ -78,8 +78,7 @@ def predicted_beside_measured(name: str, batch_size: int, optimizer: str, rounds
         total / (process_peak_bytes(make) - static),
     ]
     milliseconds, relative = sum_of_ops_beside_step(step, rounds)
-    assert isinstance(timeline.peak_entry, Run)
-    phase = step.graph.ops[step.graph.rank[timeline.peak_entry.op]].phase
+    phase = step.graph.ops[profile.peak_rank].phase
     return (
         f"{name:<10}{batch_size:>6} {optimizer:<7}"
         f"{gibibytes(static):>10}{gibibytes(tensors):>11}{gibibytes(total):>11} {phase:<10}"
@@ -93,7 +92,8 @@ def sum_of_ops_beside_step(step: TracedStep, rounds: int) -> tuple[float, Ratio]
     with unchanged(step) as tensors:
         replay = Replay(step, tensors)
         seconds = interleave({"step": step.run, "replay": partial(replay.run, timed)}, rounds)
-    ops = numpy.array(list(timed.seconds().values()))[:, 1:]  # without the warm-up
+    measured = timed.seconds()
+    ops = numpy.array([measured[op.name] for op in step.graph.ops])[:, 1:]  # without the warm-up
     steps = numpy.array(seconds["step"])
 
     def compare(chosen: numpy.ndarray) -> float:
@@ -133,4 +133,6 @@ def predictions() -> None:
 
 
 if __name__ == "__main__":
-    {"bench": bench, "predictions": predictions}[sys.argv[1] if len(sys.argv) > 1 else "bench"]()
+    from acwb import bench as this  # under its own name, by which fresh processes find its functions
+
+    {"bench": this.bench, "predictions": this.predictions}[sys.argv[1] if len(sys.argv) > 1 else "bench"]()

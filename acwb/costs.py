@@ -53,6 +53,7 @@ class Profile:
         workspace_bytes: what each op's kernel allocates beyond its outputs, and frees again.
         swap_out_seconds: how long it takes to move each activation out of the device's memory.
         swap_in_seconds: and back.
+        shortcuts: for each op whose shortcut was tried and gave the same bits, its seconds and its workspace in bytes.
         conditions: how it was measured.
     """
 
@@ -62,6 +63,7 @@ class Profile:
     swap_out_seconds: Mapping[str, float]
     swap_in_seconds: Mapping[str, float]
     conditions: Conditions
+    shortcuts: Mapping[str, tuple[float, int]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ops = {op.name for op in self.graph.ops}
@@ -75,6 +77,9 @@ class Profile:
             odd = names ^ getattr(self, field).keys()
             if odd:
                 raise AcwbError(f"The profile's {field} do not fit its graph: {sorted(odd)[0]} is in one of them only.")
+        odd = self.shortcuts.keys() - {op.name for op in self.graph.ops if op.shortcut}
+        if odd:
+            raise AcwbError(f"The profile has a shortcut for {sorted(odd)[0]}, but its graph has none.")
 
     @cached_property
     def step_seconds(self) -> float:
@@ -184,6 +189,7 @@ class Profile:
                 swap_out_seconds=content["swap_out_seconds"],
                 swap_in_seconds=content["swap_in_seconds"],
                 conditions=Conditions(**content["conditions"]),
+                shortcuts={name: (seconds, size) for name, (seconds, size) in content["shortcuts"].items()},
             )
             stamp = content["fingerprint"]
         if found.fingerprint != stamp:

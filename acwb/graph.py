@@ -72,6 +72,7 @@ class Op:
         holds: storages that are alive until it has run, although it does not read them: the optimizer's own variables.
         random: it draws from the random generator.
         view: its result shares the storage of its input.
+        shortcut: what a cheaper kernel reads that makes its first output again; some of it are its other outputs.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Op:
     holds: tuple[str, ...] = ()
     random: bool = False
     view: bool = False
+    shortcut: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -318,6 +320,8 @@ def _check(graph: StepGraph) -> None:
         phase = op.phase
         done.add(op.name)
         alive.update(op.outputs)
+        if not {*op.inputs, *op.outputs[1:]} >= set(op.shortcut):
+            raise AcwbError(f"The shortcut of op {op.name} reads {op.shortcut}, which it neither reads nor makes.")
     read_backward = {name for op in graph.ops if op.phase is Phase.BACKWARD for name in op.inputs}
     for storage in graph.storages:
         if storage.role is Role.ACTIVATION and storage.name not in made & read_backward:

@@ -26,11 +26,14 @@ from acwb.device import Clock, Meter, Space
 from acwb.errors import AcwbError
 from acwb.graph import Op, Role, StepGraph
 from acwb.recorder import state_tensors
+from acwb.shortcuts import Rule, rule_of
 from acwb.step import TracedStep, kernels_only
 from acwb.units import gibibytes
 
 # Workspaces are not known before the step was profiled: a step fits when its storages leave this much room for them.
 ROOM_FOR_WORKSPACE = 1.1
+
+_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Arguments = list[tuple[tuple[Any, ...], dict[str, Any]]]  # of one call; whoever runs it takes them out
 Execute = Callable[["Call", Arguments], Any]
@@ -60,20 +63,38 @@ def profile(step: TracedStep, repeats: int = 3, swap: bool | None = None) -> Pro
         replay = SwappingReplay(step, tensors, swapper) if swapped else Replay(step, tensors)
         timed = Timed(clock)
         with tqdm(total=len(replay.calls) * (1 + repeats), desc="profiling", unit="op", leave=False) as progress:
+            watched = Watched(meter, None if swapped else swapper, step.graph, repeats)
             with meter:
-                replay.run(Watched(meter, None if swapped else swapper, step.graph, repeats), progress)
+                replay.run(watched, progress)
             for _ in range(repeats):
                 replay.run(timed, progress)
-    growth = meter.growth()
+    growth, medians = meter.growth(), timed.medians()
     made = {op.name: sum(step.graph.storage[name].bytes for name in op.outputs) for op in step.graph.ops}
     return Profile(
         graph=step.graph,
-        seconds=timed.medians(),
+        seconds={op.name: medians[op.name] for op in step.graph.ops},
         workspace_bytes={name: max(0, growth[name] - size) for name, size in made.items()},
         swap_out_seconds={each.name: median(swapper.out_seconds[each.name]) for each in step.graph.activations},
         swap_in_seconds={each.name: median(swapper.in_seconds[each.name]) for each in step.graph.activations},
+        shortcuts={
+            name: (medians[_short(name)], max(0, growth[_short(name)] - step.graph.storage[f"{name}:0"].bytes))
+            for name in sorted(watched.exact)
+        },
         conditions=Conditions(devices.description(device), torch.get_num_threads(), repeats, swapped),
     )
+
+
+def _short(name: str) -> str:
+    """What an op's shortcut is measured under."""
+    return f"{name} by its shortcut"
+
+
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors are equal in every bit and in layout."""
+    if left.dtype != right.dtype or left.shape != right.shape or left.stride() != right.stride():
+        return False
+    whole = _WHOLE_NUMBERS[left.itemsize]
+    return torch.equal(left.view(whole), right.view(whole))
 
 
 def fits(graph: StepGraph, device: torch.device) -> bool:
@@ -173,12 +194,14 @@ class Call:
     Attributes:
         results: the nodes that name its result, or (with their positions) parts of it, and are used later.
         dying: the nodes whose value is used here for the last time.
+        rule: a cheaper way to make its first output again.
     """
 
     op: Op
     node: fx.Node
     results: tuple[tuple[fx.Node, int | None], ...]
     dying: tuple[fx.Node, ...]
+    rule: Rule | None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the op's kernel."""
@@ -213,7 +236,9 @@ def _calls(step: TracedStep) -> tuple[Call, ...]:
             item = node.target is operator.getitem
             results[node.args[0] if item else node].append((node, node.args[1] if item else None))
     return tuple(
-        Call(op, node, tuple(results[node]), tuple(dying[node]))
+        Call(
+            op, node, tuple(results[node]), tuple(dying[node]), rule_of(node.target, node.args) if op.shortcut else None
+        )
         for op, node in zip(
             step.graph.ops, [node for node in nodes if node.target is not operator.getitem], strict=True
         )
@@ -240,11 +265,12 @@ class Replay:
         values: dict[fx.Node, Any] = dict(self._bound)
         with kernels_only(self._device):
             for call in self.calls:
-                self._before(call)
                 arguments: Arguments = [fx.map_arg((call.node.args, call.node.kwargs), values.__getitem__)]
                 for node in call.dying:
                     del values[node]
-                result = self._execute(execute, call, arguments)
+                with self._room_for(call):
+                    self._before(call)
+                    result = execute(call, arguments)
                 for node, position in call.results:
                     values[node] = result if position is None else result[position]
                 self._after(call, result)
@@ -252,9 +278,11 @@ class Replay:
                 if progress is not None:
                     progress.update()
 
-    def _execute(self, execute: Execute, call: Call, arguments: Arguments) -> Any:
+    @contextmanager
+    def _room_for(self, call: Call) -> Iterator[None]:
+        """Say in a sentence where memory ran out."""
         try:
-            return execute(call, arguments)
+            yield
         except RuntimeError as error:
             if not devices.is_out_of_memory(error):
                 raise
@@ -316,12 +344,19 @@ class Watched:
         self._swapper = swapper
         self._activations = {activation.name for activation in graph.activations}
         self._repeats = repeats
+        self.exact: set[str] = set()  # ops whose shortcut gives the same bits
 
     def __call__(self, call: Call, arguments: Arguments) -> Any:
         """Run the op, and measure it."""
         args, kwargs = arguments.pop()
         with self._meter.watch(call.op.name):
             result = call.run(args, kwargs)
+        if call.rule is not None:
+            with self._meter.watch(_short(call.op.name)):
+                again = call.rule.kernel(args, result)
+            if _same_bits(again, result[0]):
+                self.exact.add(call.op.name)
+            del again
         for name, storage in call.made(result):
             if self._swapper and name in self._activations:
                 for _ in range(self._repeats):
@@ -335,23 +370,31 @@ class Timed:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._marks: defaultdict[str, list[tuple[Any, Any]]] = defaultdict(list)
+        self._marks: defaultdict[str, list[list[Any]]] = defaultdict(list)
 
     def __call__(self, call: Call, arguments: Arguments) -> Any:
         """Run the op, and measure it."""
         args, kwargs = arguments.pop()
-        start = self._clock.mark()
+        marks = [self._clock.mark()]
         result = call.run(args, kwargs)
+        marks.append(self._clock.mark())
+        if call.rule is not None:
+            call.rule.kernel(args, result)
+            marks.append(self._clock.mark())
+            self._marks[_short(call.op.name)].append(marks[1:])
+        free = [self._clock.mark()]
         del args, kwargs
-        self._marks[call.op.name].append((start, self._clock.mark()))
+        free.append(self._clock.mark())
+        self._marks[call.op.name].append([*marks[:2], *free])
         return result
 
     def seconds(self) -> dict[str, list[float]]:
-        """How long each op took in each pass."""
-        return {
-            name: [self._clock.seconds(start, stop) for start, stop in marks] for name, marks in self._marks.items()
-        }
+        """How long each op, and each shortcut, took in each pass."""
+        return {name: [self._sum(marks) for marks in passes] for name, passes in self._marks.items()}
+
+    def _sum(self, marks: list[Any]) -> float:
+        return sum(self._clock.seconds(start, stop) for start, stop in zip(marks[::2], marks[1::2], strict=True))
 
     def medians(self) -> dict[str, float]:
-        """The median seconds of each op."""
+        """The median seconds of each op, and of each shortcut."""
         return {name: median(seconds) for name, seconds in self.seconds().items()}

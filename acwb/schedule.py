@@ -14,10 +14,11 @@ from acwb.units import gibibytes
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run an op; copy 0 is the op itself, higher ones recompute it."""
+    """Run an op; copy 0 is the op itself, higher ones recompute it: `short` ones by its shortcut, its first output."""
 
     op: str
     copy: int = 0
+    short: bool = False
 
 
 @dataclass(frozen=True, slots=True)

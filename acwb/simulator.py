@@ -21,10 +21,10 @@ def freeing(graph: StepGraph, runs: Sequence[Run]) -> Schedule:
     last_use: dict[Copy, int] = {}
     for position, run in enumerate(runs):
         op = graph.ops[graph.rank[run.op]]
-        for item in (*taken(op, results), *((name, 0) for name in op.holds)):
+        for item in (*taken(op, results, run.short), *((name, 0) for name in op.holds)):
             last_use[item] = position
-        results[op.name] = result_of(op, run.copy, results)
-        for name in op.outputs:
+        results[op.name] = result_of(op, run.copy, results, run.short)
+        for name in made_by(op, run.short):
             last_use[name, run.copy] = position
     ending: dict[int, list[Free]] = {}
     for (name, copy), position in last_use.items():
@@ -37,16 +37,24 @@ def freeing(graph: StepGraph, runs: Sequence[Run]) -> Schedule:
     return Schedule(tuple(entries))
 
 
-def taken(op: Op, results: Mapping[str, tuple[Copy, ...]]) -> Iterator[Copy]:
+def made_by(op: Op, short: bool = False) -> tuple[str, ...]:
+    """The storages that a run of `op` makes."""
+    return op.outputs[:1] if short else op.outputs
+
+
+def taken(op: Op, results: Mapping[str, tuple[Copy, ...]], short: bool = False) -> Iterator[Copy]:
     """The storages that a run of `op` reads: of the newest results that it takes, the parts that it names as inputs."""
-    for need in op.needs:
+    needs, names = ((*op.needs, op.name), op.shortcut) if short else (op.needs, op.inputs)
+    for need in needs:
         for item in results[need]:
-            if item[0] in op.inputs:
+            if item[0] in names:
                 yield item
 
 
-def result_of(op: Op, copy: int, results: Mapping[str, tuple[Copy, ...]]) -> tuple[Copy, ...]:
+def result_of(op: Op, copy: int, results: Mapping[str, tuple[Copy, ...]], short: bool = False) -> tuple[Copy, ...]:
     """The storages that a run's result lives in: those that it makes, is a view of, or writes into."""
+    if short:
+        return ((op.outputs[0], copy), *results[op.name][1:])
     if op.outputs:
         return tuple((name, copy) for name in op.outputs)
     found = dict(item for item in taken(op, results) if item[0] in (op.mutates or op.inputs))
@@ -153,16 +161,22 @@ class _Simulation:
         for need in op.needs:
             if need not in self.results:
                 raise AcwbError(f"The schedule runs {run.op} before {need}, whose result it takes.")
-        for item in taken(op, self.results):
+        if run.short and (op.name not in self.profile.shortcuts or not run.copy):
+            raise AcwbError(f"The schedule runs {run.op} by a shortcut, which the profile does not have for it.")
+        for item in taken(op, self.results, run.short):
             if item not in self.alive:
                 raise AcwbError(f"The schedule runs {run.op} when copy {item[1]} of {item[0]} is no longer there.")
         if op.mutates and run.copy:
             raise AcwbError(f"The schedule runs {run.op} again, which writes into {', '.join(op.mutates)}.")
-        for name in op.outputs:
+        for name in made_by(op, run.short):
             self._make((name, run.copy))
-        self.results[op.name] = result_of(op, run.copy, self.results)
-        self.seconds += self.profile.seconds[op.name]
-        return self.profile.workspace_bytes[op.name]
+        self.results[op.name] = result_of(op, run.copy, self.results, run.short)
+        if run.short:
+            seconds, workspace = self.profile.shortcuts[op.name]
+        else:
+            seconds, workspace = self.profile.seconds[op.name], self.profile.workspace_bytes[op.name]
+        self.seconds += seconds
+        return workspace
 
     def _op(self, name: str) -> Op:
         if name not in self.graph.rank:

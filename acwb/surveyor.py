@@ -13,6 +13,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from acwb.graph import Environment, Op, Phase, Role, StepGraph, Storage
+from acwb.shortcuts import rule_of
 
 aten = torch.ops.aten
 
@@ -138,6 +139,17 @@ class _Survey:
             view=not outputs
             and not mutates
             and any(isinstance(value, torch.Tensor) for value in pytree.tree_leaves(node.meta["val"])),
+            shortcut=self._shortcut(node, outputs) if node.meta["phase"] is Phase.FORWARD else (),
+        )
+
+    def _shortcut(self, node: fx.Node, outputs: list[str]) -> tuple[str, ...]:
+        rule = rule_of(node.target, node.args)
+        if rule is None:
+            return ()
+        read: list[Any] = [node.args[position] for position in rule.arguments]
+        return (
+            *(self._name(argument) for argument in read),
+            *(outputs[position] for position in rule.results),
         )
 
     def _output(self) -> tuple[str, tuple[tuple[str, str], ...], set[str]]:

@@ -1,0 +1,355 @@
+"""A plan in the making: which ops run again where, with its peak and time kept up to date after every change.
+
+The captured ops run in their order; before any of them, forward ops may run again. Everything else follows: a value is
+read from its newest run, and a storage is alive from a run to the last use before the next one. So a change touches a
+few intervals of memory and the recomputations at a few places, not the whole step, and planners can try thousands.
+
+Time has two slots for each op: its own (odd), and the one in which recomputations run right before it (even).
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy
+
+from acwb.costs import Profile
+from acwb.graph import Op, Phase, StepGraph
+from acwb.schedule import Run
+from acwb.simulator import made_by
+
+NEVER = -(2**62)  # more than any memory: an empty slot is no peak
+
+
+class Frame:
+    """What stays the same while plans for a profile are made: ops and storages as numbers.
+
+    An op is known by its rank; the shortcut of op number n is op number n + count.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        graph = profile.graph
+        self.profile = profile
+        self.graph = graph
+        self.count = len(graph.ops)
+        self.end = 2 * self.count
+        self.names = [storage.name for storage in graph.storages if storage.name in graph.maker]
+        number = {name: position for position, name in enumerate(self.names)}
+        self.size = [graph.storage[name].bytes for name in self.names]
+        self.maker = [graph.rank[graph.maker[name]] for name in self.names]
+
+        def numbers(names: Iterable[str]) -> tuple[int, ...]:
+            return tuple(number[name] for name in dict.fromkeys(names) if name in number)
+
+        self.makes = [numbers(op.outputs) for op in graph.ops] + [numbers(op.outputs[:1]) for op in graph.ops]
+        self.reads = [numbers(op.inputs) for op in graph.ops] + [numbers(op.shortcut) for op in graph.ops]
+        short = [profile.shortcuts.get(op.name, (0.0, 0)) for op in graph.ops]
+        self.seconds = [profile.seconds[op.name] for op in graph.ops] + [seconds for seconds, _ in short]
+        self.workspace = [profile.workspace_bytes[op.name] for op in graph.ops] + [size for _, size in short]
+        self.uses: list[list[int]] = [[] for _ in self.names]
+        for rank, op in enumerate(graph.ops):
+            for each in numbers((*op.inputs, *op.mutates, *op.holds)):
+                self.uses[each].append(2 * rank + 1)
+        for name in graph.kept:
+            self.uses[number[name]].append(self.end)
+        again = [op.phase is Phase.FORWARD and bool(op.outputs) and not op.mutates for op in graph.ops]
+        self.droppable = [again[self.maker[each]] and name not in graph.kept for each, name in enumerate(self.names)]
+        # For the first output of an op with a shortcut: which other outputs of that op it needs.
+        self.short_of = {
+            number[op.outputs[0]]: tuple(each for each in self.reads[self.count + rank] if self.maker[each] == rank)
+            for rank, op in enumerate(graph.ops)
+            if op.name in profile.shortcuts
+        }
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Ops to run again before op `rank`, and shortcuts there that they replace."""
+
+    rank: int
+    added: tuple[int, ...]
+    replaced: tuple[int, ...]
+
+
+class Arrangement:
+    """Which ops run again before which op."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.chains: dict[int, list[int]] = {}  # the ops that run again right before an op, both by rank
+        self.seconds = sum(frame.seconds[: frame.count])
+        self._journal: list[tuple[int, tuple[int, ...], tuple[int, ...], float]] = []
+        self._runs = [[2 * rank + 1] for rank in frame.maker]
+        self._uses = [list(uses) for uses in frame.uses]
+        self._live = numpy.zeros(frame.end + 2, dtype=numpy.int64)
+        self._live[:] = frame.graph.static_bytes
+        self._more = numpy.full(frame.end + 2, NEVER, dtype=numpy.int64)
+        self._more[1 : frame.end : 2] = frame.workspace[: frame.count]
+        self.waits_from = numpy.zeros(len(frame.names), dtype=numpy.int64)  # the longest gap of each storage
+        self.waits_to = numpy.zeros(len(frame.names), dtype=numpy.int64)
+        self._spans: list[list[tuple[int, int]]] = [[] for _ in frame.names]  # from each run to its last use
+        for each in range(len(frame.names)):
+            self._follow(each)
+
+    @property
+    def need(self) -> "numpy.ndarray":
+        """The bytes needed at every slot."""
+        return self._live + self._more
+
+    def peak(self) -> tuple[int, int]:
+        """The slot at which most memory is needed, and how much."""
+        need = self._live + self._more
+        slot = int(need.argmax())
+        return slot, int(need[slot])
+
+    def alive(self, slot: int) -> list[int]:
+        """The storages that a forward op made, may make again, and that are alive at a slot."""
+        frame = self.frame
+        return [each for each in range(len(frame.names)) if frame.droppable[each] and self._covers(each, slot)]
+
+    def _covers(self, each: int, slot: int) -> bool:
+        run = bisect_right(self._runs[each], slot) - 1
+        return run >= 0 and slot <= self._spans[each][run][1]
+
+    def gap(self, each: int, slot: int) -> tuple[int, int] | None:
+        """The slots of the uses before and after `slot` between which a storage only waits; None where it does not."""
+        run = bisect_right(self._runs[each], slot) - 1
+        if run < 0:
+            return None
+        start, stop = self._spans[each][run]
+        if slot > stop:
+            return None
+        uses = self._uses[each]
+        after = bisect_right(uses, slot)
+        if after == len(uses) or uses[after] > stop:
+            return None
+        before = max(start, uses[after - 1]) if after else start
+        if before == slot and slot % 2:
+            return None
+        return before, uses[after]
+
+    def chain(self, each: int, rank: int) -> "Chain":
+        """What must change before op `rank` to make a storage there again, from what is alive there anyway."""
+        frame, slot = self.frame, 2 * rank
+        there = self.chains.get(rank, ())
+        found: dict[int, int] = {}  # by rank
+        waiting = [each]
+        while waiting:
+            wanted = waiting.pop()
+            maker = frame.maker[wanted]
+            op = maker + frame.count
+            if maker in found or op in there or not self._is_short(wanted, slot):
+                op = maker  # the op itself also makes what its shortcut makes
+            if found.get(maker) != op:
+                found[maker] = op
+                waiting += [read for read in frame.reads[op] if not self._covers(read, slot)]
+        replaced = tuple(maker + frame.count for maker in found if maker + frame.count in there)
+        return Chain(rank, tuple(found.values()), replaced)
+
+    def _is_short(self, each: int, slot: int) -> bool:
+        """Whether a storage can be made by a shortcut: there is one, and what it needs of its op is alive."""
+        needs = self.frame.short_of.get(each)
+        return needs is not None and all(self._covers(need, slot) for need in needs)
+
+    def cost(self, chain: "Chain") -> float:
+        """The seconds that a chain takes."""
+        seconds = self.frame.seconds
+        return sum(seconds[op] for op in chain.added) - sum(seconds[op] for op in chain.replaced)
+
+    def apply(self, chain: "Chain") -> None:
+        """Run a chain."""
+        self._change(chain.rank, chain.added, chain.replaced)
+
+    def mark(self) -> int:
+        """This state, for `revert`."""
+        return len(self._journal)
+
+    def revert(self, mark: int) -> None:
+        """Undo every change since a mark."""
+        while len(self._journal) > mark:
+            rank, added, removed, seconds = self._journal[-1]
+            self._change(rank, removed, added)
+            del self._journal[-2:]
+            self.seconds = seconds
+
+    def _change(self, rank: int, added: Sequence[int], removed: Sequence[int]) -> None:
+        """Run some ops again before op `rank`, and others no longer."""
+        frame, slot = self.frame, 2 * rank
+        self._journal.append((rank, tuple(added), tuple(removed), self.seconds))
+        chain = self.chains.setdefault(rank, [])
+        touched = {each for op in (*added, *removed) for each in (*frame.reads[op], *frame.makes[op])}
+        chains = {slot}
+        for op in removed:
+            chain.remove(op)
+            self.seconds -= frame.seconds[op]
+            for each in frame.makes[op]:
+                self._runs[each].remove(slot)
+            for each in frame.reads[op]:
+                self._uses[each].remove(slot)
+        for op in added:
+            chain.append(op)
+            self.seconds += frame.seconds[op]
+            for each in frame.makes[op]:
+                insort(self._runs[each], slot)
+            for each in frame.reads[op]:
+                insort(self._uses[each], slot)
+        chain.sort(key=lambda op: op % frame.count)
+        for each in touched:
+            chains |= self._follow(each)
+        if not chain:
+            del self.chains[rank]
+        for changed in chains:
+            self._measure(changed)
+
+    def _find_gap(self, each: int) -> None:
+        """Note the longest time that a storage only waits between two uses."""
+        if not self.frame.droppable[each]:
+            return
+        runs, uses = self._runs[each], self._uses[each]
+        best = (0, 0)
+        run, before = 1, runs[0]
+        for use in uses:
+            while run < len(runs) and runs[run] <= use:
+                before = runs[run]
+                run += 1
+            if use - before > best[1] - best[0] and before < use // 2 * 2 and use < self.frame.end:
+                best = (before, use)
+            before = use
+        self.waits_from[each], self.waits_to[each] = best
+
+    def _follow(self, each: int) -> set[int]:
+        """Count a storage from each of its runs to the last use of that run; give the changed recomputation slots."""
+        runs, uses, size = self._runs[each], self._uses[each], self.frame.size[each]
+        spans = []
+        for run, start in enumerate(runs):
+            last = bisect_left(uses, runs[run + 1]) if run + 1 < len(runs) else len(uses)
+            spans.append((start, uses[last - 1] if last and uses[last - 1] > start else start))
+        found: set[int] = set()
+        before, self._spans[each] = self._spans[each], spans
+        if before != spans:
+            for change, mine, others in ((-size, before, spans), (size, spans, before)):
+                for start, stop in mine:
+                    if (start, stop) not in others:
+                        self._live[start : stop + 1] += change
+                        found.update(slot for slot in (start, stop) if slot % 2 == 0 and slot < self.frame.end)
+        self._find_gap(each)
+        return found
+
+    def _measure(self, slot: int) -> None:
+        """How much the recomputations of a slot need at their worst, relative to all that is alive during the slot."""
+        frame, chain = self.frame, self.chains.get(slot // 2)
+        if not chain:
+            self._more[slot] = NEVER
+            return
+        last: dict[int, int] = {}
+        made = 0
+        for position, op in enumerate(chain):
+            for each in frame.reads[op]:
+                last[each] = position
+            for each in frame.makes[op]:
+                last[each] = position
+                made += frame.size[each]
+        ending: dict[int, int] = {}
+        for each, position in last.items():
+            if self._spans[each][bisect_right(self._runs[each], slot) - 1][1] == slot:
+                ending[position] = ending.get(position, 0) + frame.size[each]
+        held, worst = -made, NEVER
+        for position, op in enumerate(chain):
+            held += sum(frame.size[each] for each in frame.makes[op])
+            worst = max(worst, held + frame.workspace[op])
+            held -= ending.get(position, 0)
+        self._more[slot] = worst
+
+    def waits_within(self, rank: int, op: int, limit: int) -> bool:
+        """Whether the results of a recomputation could be kept from their last run instead, as far as memory goes."""
+        need, slot = self.need, 2 * rank
+        for each in self.frame.makes[op]:
+            run = bisect_left(self._runs[each], slot)
+            if self._spans[each][run][1] > slot or any(each in self.frame.reads[other] for other in self.chains[rank]):
+                before = self._spans[each][run - 1][1]
+                if int(need[before + 1 : slot + 1].max(initial=NEVER)) + self.frame.size[each] > limit:
+                    return False
+        return True
+
+    def release(self, rank: int, op: int, limit: int) -> bool:
+        """Keep the results of a recomputation from their last run instead, if the peak stays within `limit`."""
+        if not self.waits_within(rank, op, limit):
+            return False
+        mark = self.mark()
+        self._change(rank, (), [op])
+        while unused := self.unused(rank):
+            self._change(rank, (), unused)
+        if self.peak()[1] <= limit:
+            return True
+        self.revert(mark)
+        return False
+
+    def run_later(self, op: int, rank: int) -> tuple[int, int] | None:
+        """Where an op, or its shortcut, next runs again after the place before op `rank`; and which of the two."""
+        runs = self._runs[self.frame.makes[op][0]]
+        following = bisect_right(runs, 2 * rank)
+        if following == len(runs):
+            return None
+        place = runs[following] // 2
+        chain = self.chains[place]
+        return place, op if op in chain else (op + self.frame.count) % (2 * self.frame.count)
+
+    def unused(self, rank: int) -> list[int]:
+        """The recomputations before op `rank` whose results nobody reads."""
+        slot = 2 * rank
+        return [
+            op
+            for op in self.chains.get(rank, ())
+            if not any(self._read_after(each, slot) for each in self.frame.makes[op])
+        ]
+
+    def _read_after(self, each: int, slot: int) -> bool:
+        """Whether anything reads the run of a storage at a slot."""
+        runs, uses = self._runs[each], self._uses[each]
+        run = bisect_left(runs, slot)
+        first = bisect_left(uses, slot)
+        return first < len(uses) and (run + 1 == len(runs) or uses[first] < runs[run + 1])
+
+    def snapshot(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """What runs again where, as a value."""
+        return tuple((rank, tuple(ops)) for rank, ops in sorted(self.chains.items()))
+
+
+def runs_of(frame: Frame, chains: Iterable[tuple[int, Sequence[int]]]) -> list[Run]:
+    """Everything that runs, in order; a view of what was made again is taken again before it is read."""
+    again = dict(chains)
+    listing = _Listing(frame.graph)
+    for rank, op in enumerate(frame.graph.ops):
+        for number in again.get(rank, ()):
+            listing.run(frame.graph.ops[number % frame.count], short=number >= frame.count)
+        listing.run(op, first=True)
+    return listing.runs
+
+
+class _Listing:
+    """Lists runs with their copy numbers, and knows which views are of an older copy than the newest."""
+
+    def __init__(self, graph: StepGraph) -> None:
+        self._graph = graph
+        self._copies: dict[str, int] = {}  # of each op
+        self._newest: dict[str, int] = {}  # copy of each storage that was made again
+        self._seen: dict[str, tuple[int, ...]] = {}  # the copies that a view was taken of
+        self.runs: list[Run] = []
+
+    def run(self, op: Op, short: bool = False, first: bool = False) -> None:
+        for need in op.needs:
+            self._renew(self._graph.ops[self._graph.rank[need]])
+        copy = 0 if first else self._copies.get(op.name, 0) + 1
+        self.runs.append(Run(op.name, copy, short))
+        self._copies[op.name] = copy
+        if copy:
+            self._newest.update(dict.fromkeys(made_by(op, short), copy))
+        if op.view:
+            self._seen[op.name] = self._current(op)
+
+    def _current(self, view: Op) -> tuple[int, ...]:
+        return tuple(self._newest.get(name, 0) for name in view.inputs)
+
+    def _renew(self, op: Op) -> None:
+        if op.view and self._seen[op.name] != self._current(op):
+            self.run(op)

@@ -1,0 +1,72 @@
+"""The incremental state of the planners against the simulator, on random steps and random changes."""
+
+import dataclasses
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as some
+
+from acwb.graph import StepGraph
+from acwb.planners.arrangement import Arrangement, Frame, runs_of
+from acwb.planners.frontier import Point, descend, undominated
+from acwb.simulator import freeing, simulate
+from drawing import profiled, steps
+
+
+def assert_exact(frame: Frame, state: Arrangement) -> None:
+    """Peak and time are those of the simulator; taking a view again costs time that the state does not count."""
+    schedule = freeing(frame.graph, runs_of(frame, state.snapshot()))
+    timeline = simulate(frame.profile, schedule)
+    assert state.peak()[1] == timeline.peak_bytes
+    views = sum(
+        run.copy > 0 and frame.graph.ops[frame.graph.rank[run.op]].view for run in runs_of(frame, state.snapshot())
+    )
+    assert state.seconds + views == timeline.seconds
+
+
+@given(steps(), some.data())
+def test_every_change_leaves_the_state_that_the_simulator_sees(graph: StepGraph, data: some.DataObject) -> None:
+    workspace = {op.name: data.draw(some.integers(0, 3)) for op in graph.ops}
+    frame = Frame(profiled(graph, workspace))
+    state = Arrangement(frame)
+    assert_exact(frame, state)
+    for _ in range(data.draw(some.integers(0, 5))):
+        waiting = [each for each in range(len(frame.names)) if frame.droppable[each] and state.waits_to[each] > 0]
+        if not waiting:
+            return
+        each = data.draw(some.sampled_from(waiting))
+        before = (state.snapshot(), state.seconds, state.peak(), state.need.tolist())
+        mark = state.mark()
+        state.apply(state.chain(each, int(state.waits_to[each]) // 2))
+        assert_exact(frame, state)
+        if data.draw(some.booleans()):
+            state.revert(mark)
+            assert before == (state.snapshot(), state.seconds, state.peak(), state.need.tolist())
+        pairs = [(rank, op) for rank, ops in state.chains.items() for op in ops]
+        if pairs and data.draw(some.booleans()):
+            rank, op = data.draw(some.sampled_from(pairs))
+            limit = data.draw(some.integers(state.peak()[1], state.peak()[1] + 10))
+            seconds = state.seconds
+            if state.release(rank, op, limit):
+                assert state.seconds < seconds
+                assert state.peak()[1] <= limit
+            assert_exact(frame, state)
+
+
+@given(steps())
+def test_every_point_of_a_frontier_is_exact_and_beaten_by_none(graph: StepGraph) -> None:
+    frame = Frame(profiled(graph))
+    points = descend(frame)
+    assert points[0].seconds == len(graph.ops)
+    for point in points:
+        timeline = simulate(frame.profile, freeing(graph, runs_of(frame, point.chains)))
+        assert timeline.peak_bytes == point.peak_bytes
+    for larger, smaller in pairwise(points):
+        assert larger.peak_bytes > smaller.peak_bytes
+        assert larger.seconds < smaller.seconds
+
+
+def test_points_that_others_beat_are_left_out() -> None:
+    points = [Point(5, 1.0, ()), Point(4, 3.0, ()), Point(3, 2.0, ()), Point(3, 2.5, ())]
+    assert undominated(points) == [points[0], points[2]]
+    assert undominated([dataclasses.replace(points[0])]) == [points[0]]
