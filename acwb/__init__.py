@@ -6,8 +6,11 @@ compatibility.define_missing_torchvision_ops()  # before anything imports torchv
 
 from acwb import models  # noqa: E402
 from acwb.costs import Profile  # noqa: E402
-from acwb.errors import AcwbError, CaptureError, ChangedStepError  # noqa: E402
+from acwb.errors import AcwbError, CaptureError, ChangedStepError, InfeasibleBudgetError  # noqa: E402
 from acwb.graph import Activation, Op, Phase, Role, StepGraph, Storage  # noqa: E402
+from acwb.planner import plan  # noqa: E402
+from acwb.planners.frontier import Frontier, frontier  # noqa: E402
+from acwb.plans import Decision, Plan  # noqa: E402
 from acwb.profiler import profile  # noqa: E402
 from acwb.step import TracedStep  # noqa: E402
 from acwb.tracer import trace  # noqa: E402
@@ -17,14 +20,20 @@ __all__ = [
     "AcwbError",
     "CaptureError",
     "ChangedStepError",
+    "Decision",
+    "Frontier",
+    "InfeasibleBudgetError",
     "Op",
     "Phase",
+    "Plan",
     "Profile",
     "Role",
     "StepGraph",
     "Storage",
     "TracedStep",
+    "frontier",
     "models",
+    "plan",
     "profile",
     "trace",
 ]

@@ -29,3 +29,19 @@ class ChangedStepError(AcwbError):
     def __init__(self, message: str, name: str) -> None:
         super().__init__(message)
         self.name = name
+
+
+class InfeasibleBudgetError(AcwbError):
+    """No plan fits the budget.
+
+    Attributes:
+        floor_bytes: the least peak that was found.
+        op: the op that stands at it.
+        storages: the largest storages that are alive there.
+    """
+
+    def __init__(self, message: str, floor_bytes: int, op: str, storages: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.floor_bytes = floor_bytes
+        self.op = op
+        self.storages = storages

@@ -7,6 +7,8 @@ and what was discarded is run again right before the op that needs it.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+import numpy
+
 from acwb.costs import Profile
 from acwb.errors import AcwbError
 from acwb.graph import Op, Phase, Role, StepGraph
@@ -44,7 +46,7 @@ def made_by(op: Op, short: bool = False) -> tuple[str, ...]:
 
 def taken(op: Op, results: Mapping[str, tuple[Copy, ...]], short: bool = False) -> Iterator[Copy]:
     """The storages that a run of `op` reads: of the newest results that it takes, the parts that it names as inputs."""
-    needs, names = ((*op.needs, op.name), op.shortcut) if short else (op.needs, op.inputs)
+    needs, names = ((*op.needs, op.name), set(op.shortcut)) if short else (op.needs, set(op.inputs))
     for need in needs:
         for item in results[need]:
             if item[0] in names:
@@ -127,13 +129,13 @@ class _Simulation:
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.graph = profile.graph
-        self.alive: set[Copy] = set()
+        self.born: dict[Copy, int] = {}  # of what is alive: at which entry it came
+        self.lives: list[tuple[Copy, int, int]] = []  # of what was: from which entry on, to before which
         self.swapped: set[Copy] = set()
         self.results: dict[str, tuple[Copy, ...]] = {}
-        self.live = dict.fromkeys(Role, 0)
-        self.tensor_bytes: list[int] = []
-        self.total_bytes: list[int] = []
-        self.by_role: dict[Role, list[int]] = {role: [] for role in Role}
+        self.now = 0
+        self.changes: dict[Role, list[tuple[int, int]]] = {role: [] for role in Role}
+        self.workspaces: list[int] = []
         self.seconds = 0.0
         for storage in self.graph.storages:
             if storage.name not in self.graph.maker:
@@ -150,11 +152,8 @@ class _Simulation:
             self.swapped.add((entry.storage, entry.copy))
         else:
             self._swap_in(entry)
-        tensors = sum(self.live.values())
-        self.tensor_bytes.append(tensors)
-        self.total_bytes.append(tensors + workspace)
-        for role, size in self.live.items():
-            self.by_role[role].append(size)
+        self.workspaces.append(workspace)
+        self.now += 1
 
     def _run(self, run: Run) -> int:
         op = self._op(run.op)
@@ -164,7 +163,7 @@ class _Simulation:
         if run.short and (op.name not in self.profile.shortcuts or not run.copy):
             raise AcwbError(f"The schedule runs {run.op} by a shortcut, which the profile does not have for it.")
         for item in taken(op, self.results, run.short):
-            if item not in self.alive:
+            if item not in self.born:
                 raise AcwbError(f"The schedule runs {run.op} when copy {item[1]} of {item[0]} is no longer there.")
         if op.mutates and run.copy:
             raise AcwbError(f"The schedule runs {run.op} again, which writes into {', '.join(op.mutates)}.")
@@ -184,18 +183,18 @@ class _Simulation:
         return self.graph.ops[self.graph.rank[name]]
 
     def _make(self, item: Copy) -> None:
-        if item in self.alive:
+        if item in self.born:
             raise AcwbError(f"The schedule makes copy {item[1]} of {item[0]}, which is there already.")
-        self.alive.add(item)
+        self.born[item] = self.now
         storage = self.graph.storage[item[0]]
-        self.live[storage.role] += storage.bytes
+        self.changes[storage.role].append((self.now, storage.bytes))
 
     def _drop(self, item: Copy) -> None:
-        if item not in self.alive:
+        if item not in self.born:
             raise AcwbError(f"The schedule frees copy {item[1]} of {item[0]}, which is not there.")
-        self.alive.remove(item)
+        self.lives.append((item, self.born.pop(item), self.now))
         storage = self.graph.storage[item[0]]
-        self.live[storage.role] -= storage.bytes
+        self.changes[storage.role].append((self.now, -storage.bytes))
 
     def _swap_in(self, entry: SwapIn) -> None:
         item = (entry.storage, entry.copy)
@@ -207,20 +206,30 @@ class _Simulation:
 
     def timeline(self, schedule: Schedule) -> Timeline:
         """The timeline, once every entry was taken."""
-        peak_step = max(range(len(self.total_bytes)), key=self.total_bytes.__getitem__)
+        by_role = {role: self._curve(changes) for role, changes in self.changes.items()}
+        tensors = sum(by_role.values(), start=numpy.zeros(self.now, dtype=numpy.int64))
+        total = tensors + numpy.array(self.workspaces, dtype=numpy.int64)
+        peak_step = int(total.argmax())
         return Timeline(
-            tensor_bytes=tuple(self.tensor_bytes),
-            total_bytes=tuple(self.total_bytes),
-            by_role={role: tuple(sizes) for role, sizes in self.by_role.items()},
+            tensor_bytes=tuple(tensors.tolist()),
+            total_bytes=tuple(total.tolist()),
+            by_role={role: tuple(sizes.tolist()) for role, sizes in by_role.items()},
             seconds=self.seconds,
             peak_step=peak_step,
             peak_entry=schedule.entries[peak_step],
-            alive_at_peak=self._alive_at(schedule.entries[: peak_step + 1]),
+            alive_at_peak=self._alive_at(peak_step),
         )
 
-    def _alive_at(self, entries: Sequence[Entry]) -> tuple[Copy, ...]:
-        """Who is alive after `entries`, the largest first."""
-        again = _Simulation(self.profile)
-        for entry in entries:
-            again.take(entry)
-        return tuple(sorted(again.alive, key=lambda item: (-self.graph.storage[item[0]].bytes, item)))
+    def _curve(self, changes: list[tuple[int, int]]) -> "numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]":
+        """Bytes after every entry, from their changes."""
+        steps = numpy.zeros(self.now, dtype=numpy.int64)
+        if changes:
+            at, sizes = zip(*changes, strict=True)
+            numpy.add.at(steps, numpy.array(at), numpy.array(sizes, dtype=numpy.int64))
+        return steps.cumsum()
+
+    def _alive_at(self, step: int) -> tuple[Copy, ...]:
+        """Who is alive after an entry, the largest first."""
+        alive = [item for item, start in self.born.items() if start <= step]
+        alive += [item for item, start, stop in self.lives if start <= step < stop]
+        return tuple(sorted(alive, key=lambda item: (-self.graph.storage[item[0]].bytes, item)))

@@ -23,14 +23,17 @@ LINE = [
         "checker",
         "tracer",
     ),
-    *("device", "profiler", "simulator", "planners.arrangement", "planners.frontier"),
+    *("device", "profiler", "simulator"),
+    *("planners.budgets", "planners.pins", "planners.arrangement", "plans"),
+    *("planners.habits", "planners.frontier", "planner"),
     *("launcher", "models", "measure"),
 ]
 BESIDE = {"compatibility", "bench"}
 ONLY_IN = {"torchvision": {"models"}, "transformers": {"models"}, "plotly": {"plots"}, "ipywidgets": {"widgets"}}
 WITHOUT_TORCH = {
     *("errors", "units", "archive", "graph", "schedule", "costs", "simulator"),
-    *("planners.arrangement", "planners.frontier"),
+    *("plans", "planners.budgets", "planners.pins", "planners.habits", "planners.arrangement", "planners.frontier"),
+    "planner",
 }
 
 

@@ -15,7 +15,8 @@ import numpy
 
 from acwb.costs import Profile
 from acwb.graph import Op, Phase, StepGraph
-from acwb.schedule import Run
+from acwb.planners.pins import NO_PINS, Pins
+from acwb.schedule import Run, Schedule
 from acwb.simulator import made_by
 
 NEVER = -(2**62)  # more than any memory: an empty slot is no peak
@@ -27,7 +28,7 @@ class Frame:
     An op is known by its rank; the shortcut of op number n is op number n + count.
     """
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, pins: Pins = NO_PINS) -> None:
         graph = profile.graph
         self.profile = profile
         self.graph = graph
@@ -53,7 +54,14 @@ class Frame:
         for name in graph.kept:
             self.uses[number[name]].append(self.end)
         again = [op.phase is Phase.FORWARD and bool(op.outputs) and not op.mutates for op in graph.ops]
-        self.droppable = [again[self.maker[each]] and name not in graph.kept for each, name in enumerate(self.names)]
+        self.droppable = [
+            again[self.maker[each]] and name not in graph.kept and name not in pins.keep
+            for each, name in enumerate(self.names)
+        ]
+        self.pins_given = bool(pins.keep or pins.recompute)
+        self.pinned = frozenset(numbers(pins.recompute))  # must be made again
+        first = next((rank for rank, op in enumerate(graph.ops) if op.phase is not Phase.FORWARD), self.count)
+        self.boundary = 2 * first  # where the forward phase ends
         # For the first output of an op with a shortcut: which other outputs of that op it needs.
         self.short_of = {
             number[op.outputs[0]]: tuple(each for each in self.reads[self.count + rank] if self.maker[each] == rank)
@@ -160,6 +168,11 @@ class Arrangement:
         """Run a chain."""
         self._change(chain.rank, chain.added, chain.replaced)
 
+    def load(self, chains: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Run all these ops again where they are listed."""
+        for rank, ops in chains:
+            self._change(rank, ops, ())
+
     def mark(self) -> int:
         """This state, for `revert`."""
         return len(self._journal)
@@ -263,6 +276,8 @@ class Arrangement:
     def waits_within(self, rank: int, op: int, limit: int) -> bool:
         """Whether the results of a recomputation could be kept from their last run instead, as far as memory goes."""
         need, slot = self.need, 2 * rank
+        if not self.frame.pinned.isdisjoint(self.frame.makes[op]):
+            return False
         for each in self.frame.makes[op]:
             run = bisect_left(self._runs[each], slot)
             if self._spans[each][run][1] > slot or any(each in self.frame.reads[other] for other in self.chains[rank]):
@@ -313,6 +328,21 @@ class Arrangement:
     def snapshot(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """What runs again where, as a value."""
         return tuple((rank, tuple(ops)) for rank, ops in sorted(self.chains.items()))
+
+
+def chains_of(frame: Frame, schedule: Schedule) -> list[tuple[int, tuple[int, ...]]]:
+    """What a schedule without swaps runs again before which op; views do not count."""
+    found: list[tuple[int, tuple[int, ...]]] = []
+    waiting: list[int] = []
+    for entry in schedule.entries:
+        if isinstance(entry, Run) and entry.copy:
+            rank = frame.graph.rank[entry.op]
+            if not frame.graph.ops[rank].view:
+                waiting.append(rank + frame.count * entry.short)
+        elif isinstance(entry, Run) and waiting:
+            found.append((frame.graph.rank[entry.op], tuple(waiting)))
+            waiting = []
+    return found
 
 
 def runs_of(frame: Frame, chains: Iterable[tuple[int, Sequence[int]]]) -> list[Run]:

@@ -5,11 +5,24 @@ is alive; a drop that would raise another peak is not taken. Whatever was droppe
 again. Every state that no other one beats is a point of the frontier.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy
 
-from acwb.planners.arrangement import Arrangement, Frame
+from acwb.costs import Profile
+from acwb.errors import AcwbError, InfeasibleBudgetError
+from acwb.graph import Role
+from acwb.planners.arrangement import Arrangement, Frame, chains_of, runs_of
+from acwb.planners.budgets import budget_bytes
+from acwb.planners.habits import per_block, recompute_all, sqrt_n
+from acwb.planners.pins import NO_PINS, Pins, pins
+from acwb.plans import LARGEST, Plan
+from acwb.schedule import Run
+from acwb.simulator import freeing
+from acwb.units import gibibytes
+
+HABITS = (recompute_all, sqrt_n, per_block)
 
 Chains = tuple[tuple[int, tuple[int, ...]], ...]
 
@@ -23,11 +36,126 @@ class Point:
     chains: Chains
 
 
+@dataclass(frozen=True, repr=False)
+class Frontier:
+    """The trade-off of a profiled step: points from keeping everything to the floor, none of which another one beats.
+
+    Attributes:
+        points: from the largest peak to the smallest.
+    """
+
+    frame: Frame
+    points: tuple[Point, ...]
+
+    @property
+    def profile(self) -> Profile:
+        """What it was made from."""
+        return self.frame.profile
+
+    @property
+    def baseline_bytes(self) -> int:
+        """The peak of the step without a plan."""
+        return self.points[0].peak_bytes
+
+    @property
+    def floor_bytes(self) -> int:
+        """The least peak that was found."""
+        return self.points[-1].peak_bytes
+
+    def at(self, budget: int | float | str) -> Plan:
+        """The fastest plan whose peak is within `budget`: bytes, "1.5GiB", or "60%" of the peak without a plan."""
+        size = budget_bytes(budget, self.baseline_bytes)
+        for point in self.points:  # slower and slower, smaller and smaller
+            if point.peak_bytes <= size:
+                return self.plan(point, size)
+        raise self._infeasible(size)
+
+    def cheapest_within(self, overhead: float) -> Plan:
+        """The plan with the least peak that takes at most `overhead` more time: 0.05 is 5 %."""
+        if isinstance(overhead, bool) or not isinstance(overhead, (int, float)) or not overhead >= 0:
+            raise AcwbError(f"An overhead of {overhead!r} is not a fraction of the step's time: give 0.05 for 5 %.")
+        limit = self.profile.step_seconds * (1 + overhead)
+        for point in reversed(self.points):
+            if point.seconds <= limit and (plan := self.plan(point)).timeline.seconds <= limit:
+                return plan
+        raise AcwbError(f"No plan takes at most {overhead:.1%} more time, because of what is pinned: give more.")
+
+    def plan(self, point: Point, budget: int | None = None) -> Plan:
+        """A point as a plan."""
+        schedule = freeing(self.frame.graph, runs_of(self.frame, point.chains))
+        return Plan(self.profile, schedule, "frontier", budget, point.peak_bytes)
+
+    def _infeasible(self, size: int) -> InfeasibleBudgetError:
+        timeline = self.plan(self.points[-1]).timeline
+        op = timeline.peak_entry.op if isinstance(timeline.peak_entry, Run) else ""
+        storage = self.frame.graph.storage
+        made = [name for name, _ in timeline.alive_at_peak if storage[name].role not in STATIC][:LARGEST]
+        listed = ", ".join(f"{name} ({gibibytes(storage[name].bytes)})" for name in made)
+        return InfeasibleBudgetError(
+            f"No plan fits in {gibibytes(size)} ({size:,} bytes): the least is {gibibytes(self.floor_bytes)} "
+            f"({self.floor_bytes:,} bytes), at {op}, where {gibibytes(self.frame.graph.static_bytes)} of parameters, "
+            f"inputs and optimizer state stand beside {listed}. Give at least that, or use a smaller batch.",
+            self.floor_bytes,
+            op,
+            tuple(made),
+        )
+
+    def __repr__(self) -> str:
+        static, baseline = self.frame.graph.static_bytes, self.baseline_bytes
+        lines = [
+            f"Frontier: {len(self.points):,} plans from {gibibytes(baseline)} down to {gibibytes(self.floor_bytes)}, "
+            f"of which {gibibytes(static)} are there before the step",
+            "  peak above static      peak      time",
+        ]
+        for percent in range(0, 100, 10):
+            wanted = static + (baseline - static) * (100 - percent) // 100
+            if wanted >= self.floor_bytes:
+                point = next(point for point in self.points if point.peak_bytes <= wanted)
+                more = point.seconds / self.profile.step_seconds - 1
+                lines.append(f"  {-percent:>+14} %  {gibibytes(point.peak_bytes):>12}  {more:>+7.1%}")
+        return "\n".join(lines)
+
+
+STATIC = (Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.OPTIMIZER_STATE)
+
+
+def frontier(profile: Profile, keep: str | Iterable[str] = (), recompute: str | Iterable[str] = ()) -> Frontier:
+    """The whole trade-off between memory and time for a profiled step.
+
+    Args:
+        profile: what `acwb.profile` gave, or a file of it.
+        keep: activations that are never dropped, by op name, module path or regular expression.
+        recompute: activations that are always dropped and made again.
+
+    Example:
+        >>> frontier = acwb.frontier(profile)
+        >>> plan = frontier.at("2.5GiB")
+    """
+    return explore(profile, pins(profile.graph, keep, recompute))
+
+
+def explore(profile: Profile, pinned: Pins = NO_PINS) -> Frontier:
+    """The trade-off with some activations pinned."""
+    frame = Frame(profile, pinned)
+    return Frontier(frame, tuple(descend(frame)))
+
+
 def descend(frame: Frame) -> list[Point]:
-    """All non-dominated points that are met, from the largest peak to the floor."""
+    """All non-dominated points that are met, from the largest peak to the floor.
+
+    The way down from keeping everything can end where only several drops at once would help, so what people do without
+    a planner is tried, too; where that leads lower, the way goes on from there.
+    """
     descent = _Descent(frame)
     descent.run()
-    return undominated(descent.points)
+    points = descent.points
+    for habit in HABITS if not frame.pins_given else ():
+        other = _Descent(frame)
+        other.start(chains_of(frame, habit(frame.profile).schedule))
+        if other.points[-1].peak_bytes < min(point.peak_bytes for point in points):
+            other.run()
+        points += other.points
+    return undominated(points)
 
 
 def undominated(points: list[Point]) -> list[Point]:
@@ -51,7 +179,19 @@ class _Descent:
         self.usable = numpy.array(usable)
         self.scores = numpy.zeros(len(frame.names))  # seconds for each byte, as far as known
 
+    def start(self, chains: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Begin where some ops run again already; what of it is of no use is undone."""
+        self.state.load(chains)
+        self._note()
+        self._tidy(self.state.peak()[1])
+        self._note()
+
+    def _note(self) -> None:
+        self.points.append(Point(self.state.peak()[1], self.state.seconds, self.state.snapshot()))
+
     def run(self) -> None:
+        """Go down as far as it goes."""
+        self._drop_pinned()
         tidy_below = self.state.peak()[1]
         baseline = tidy_below
         while True:
@@ -59,9 +199,18 @@ class _Descent:
             if peak < tidy_below:
                 self._tidy(peak)
                 tidy_below = peak - baseline // 200
-            self.points.append(Point(peak, self.state.seconds, self.state.snapshot()))
+            self._note()
             if not self._drop(slot, peak):
                 return
+
+    def _drop_pinned(self) -> None:
+        for each in sorted(self.frame.pinned, key=lambda each: -self.frame.maker[each]):
+            if not self.frame.droppable[each] or self.state.waits_to[each] < self.frame.boundary:
+                raise AcwbError(
+                    f"{self.frame.names[each]} cannot be recomputed: it does not wait between the forward and the "
+                    "backward phase. Take it out of recompute."
+                )
+            self.state.apply(self.state.chain(each, int(self.state.waits_to[each]) // 2))
 
     def _drop(self, slot: int, peak: int) -> bool:
         """Drop the cheapest storage that waits at `slot`; False where nothing can be dropped without a new peak."""

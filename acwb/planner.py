@@ -1,0 +1,66 @@
+"""Plans a profiled step for a budget with any of the planners; what does not fit is refused, not returned."""
+
+from collections.abc import Callable, Iterable
+
+from acwb.costs import Profile
+from acwb.errors import AcwbError
+from acwb.planners.budgets import budget_bytes
+from acwb.planners.frontier import explore
+from acwb.planners.habits import keep_all, per_block, recompute_all, sqrt_n
+from acwb.planners.pins import Pins, pins
+from acwb.plans import Plan
+from acwb.simulator import just_in_time, simulate
+from acwb.units import gibibytes
+
+
+def _frontier(profile: Profile, size: int, pinned: Pins) -> Plan:
+    return explore(profile, pinned).at(size)
+
+
+# Of these only the first listens to the budget, and to pins.
+PLANNERS: dict[str, Callable[..., Plan]] = {
+    "frontier": _frontier,
+    "keep_all": keep_all,
+    "recompute_all": recompute_all,
+    "sqrt_n": sqrt_n,
+    "per_block": per_block,
+}
+
+
+def plan(
+    profile: Profile,
+    budget: int | float | str,
+    planner: str = "frontier",
+    keep: str | Iterable[str] = (),
+    recompute: str | Iterable[str] = (),
+) -> Plan:
+    """Decide what to keep and what to recompute, so that the step's peak is within `budget`.
+
+    Args:
+        profile: what `acwb.profile` gave, or a file of it.
+        budget: the peak of the whole step: bytes, "1.5GiB", or "60%" of the peak without a plan.
+        planner: "frontier", or a habit to compare with: "keep_all", "recompute_all", "sqrt_n", "per_block".
+        keep: activations that are never dropped, by op name, module path or regular expression.
+        recompute: activations that are always dropped and made again.
+
+    Example:
+        >>> plan = acwb.plan(profile, budget="1.5GiB")
+        >>> plan.timeline.peak_bytes
+    """
+    if planner not in PLANNERS:
+        raise AcwbError(f"There is no planner {planner!r}: choose one of {', '.join(PLANNERS)}.")
+    size = budget_bytes(budget, simulate(profile, just_in_time(profile.graph)).peak_bytes)
+    pinned = pins(profile.graph, keep, recompute)
+    if planner == "frontier":
+        return _frontier(profile, size, pinned)
+    if pinned.keep or pinned.recompute:
+        raise AcwbError(
+            f"The planner {planner} does not listen to pins: use frontier, or leave keep and recompute out."
+        )
+    found = PLANNERS[planner](profile, size)
+    if not found.fits:
+        raise AcwbError(
+            f"The plan of {planner} needs {gibibytes(found.timeline.peak_bytes)}, more than the budget of "
+            f"{gibibytes(size)}, and it knows no other: use frontier."
+        )
+    return found
