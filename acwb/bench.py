@@ -30,8 +30,8 @@ ROUNDS = 15
 # What is predicted and measured: subject, batch size, rounds.
 PREDICTED = (
     *(("resnet18", 8, 15), ("encoder", 8, 11)),
-    *(("resnet152", 2, 11), ("resnet152", 4, 11), ("resnet152", 8, 7)),
-    *(("bert", 2, 11), ("bert", 4, 11), ("bert", 8, 7)),
+    *(("resnet152", 2, 11), ("resnet152", 4, 11), ("resnet152", 8, 5)),
+    *(("bert", 2, 11), ("bert", 4, 11), ("bert", 8, 5)),
 )
 
 
@@ -92,8 +92,7 @@ def sum_of_ops_beside_step(step: TracedStep, rounds: int) -> tuple[float, Ratio]
     with unchanged(step) as tensors:
         replay = Replay(step, tensors)
         seconds = interleave({"step": step.run, "replay": partial(replay.run, timed)}, rounds)
-    measured = timed.seconds()
-    ops = numpy.array([measured[op.name] for op in step.graph.ops])[:, 1:]  # without the warm-up
+    ops = numpy.array(list(timed.seconds().values()))[:, 1:]  # without the warm-up
     steps = numpy.array(seconds["step"])
 
     def compare(chosen: numpy.ndarray) -> float:

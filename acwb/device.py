@@ -117,6 +117,13 @@ def returning_memory(device: torch.device) -> Iterator[None]:
         yield
 
 
+def trim_memory() -> None:
+    """Let the C library give back what it holds but nobody uses, or a step would grow into it unseen."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
+
+
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether an error says that the device has no memory left."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

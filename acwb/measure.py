@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm.auto import tqdm
 
-from acwb.device import meter_of, peak_resident_bytes, reset_peak_resident, resident_bytes
+from acwb.device import meter_of, peak_resident_bytes, reset_peak_resident, resident_bytes, trim_memory
 from acwb.launcher import PLAIN_MEMORY, launch
 from acwb.models import Subject
 from acwb.step import TracedStep
@@ -135,6 +135,7 @@ def _process_peak(make: Callable[[], Subject]) -> int:
         step.run()
     step.free_gradients()
     gc.collect()
+    trim_memory()
     before = resident_bytes()
     reset_peak_resident()
     step.run()

@@ -7,6 +7,7 @@ from acwb.errors import AcwbError
 from acwb.planners.budgets import budget_bytes
 from acwb.planners.frontier import explore
 from acwb.planners.habits import keep_all, per_block, recompute_all, sqrt_n
+from acwb.planners.mu_two import mu_two
 from acwb.planners.pins import Pins, pins
 from acwb.plans import Plan
 from acwb.simulator import just_in_time, simulate
@@ -17,9 +18,10 @@ def _frontier(profile: Profile, size: int, pinned: Pins) -> Plan:
     return explore(profile, pinned).at(size)
 
 
-# Of these only the first listens to the budget, and to pins.
+# Only the first listens to pins; the first two listen to the budget.
 PLANNERS: dict[str, Callable[..., Plan]] = {
     "frontier": _frontier,
+    "mu_two": mu_two,
     "keep_all": keep_all,
     "recompute_all": recompute_all,
     "sqrt_n": sqrt_n,
@@ -39,7 +41,7 @@ def plan(
     Args:
         profile: what `acwb.profile` gave, or a file of it.
         budget: the peak of the whole step: bytes, "1.5GiB", or "60%" of the peak without a plan.
-        planner: "frontier", or a habit to compare with: "keep_all", "recompute_all", "sqrt_n", "per_block".
+        planner: "frontier"; "mu_two", the paper's; or a habit: "keep_all", "recompute_all", "sqrt_n", "per_block".
         keep: activations that are never dropped, by op name, module path or regular expression.
         recompute: activations that are always dropped and made again.
 
@@ -61,6 +63,6 @@ def plan(
     if not found.fits:
         raise AcwbError(
             f"The plan of {planner} needs {gibibytes(found.timeline.peak_bytes)}, more than the budget of "
-            f"{gibibytes(size)}, and it knows no other: use frontier."
+            f"{gibibytes(size)} (it claims {gibibytes(found.claimed_peak_bytes)}): use frontier."
         )
     return found

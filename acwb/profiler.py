@@ -63,22 +63,22 @@ def profile(step: TracedStep, repeats: int = 3, swap: bool | None = None) -> Pro
         replay = SwappingReplay(step, tensors, swapper) if swapped else Replay(step, tensors)
         timed = Timed(clock)
         with tqdm(total=len(replay.calls) * (1 + repeats), desc="profiling", unit="op", leave=False) as progress:
-            watched = Watched(meter, None if swapped else swapper, step.graph, repeats)
+            watched = Watched(meter, clock, None if swapped else swapper, step.graph, repeats)
             with meter:
                 replay.run(watched, progress)
             for _ in range(repeats):
                 replay.run(timed, progress)
-    growth, medians = meter.growth(), timed.medians()
+    growth = meter.growth()
     made = {op.name: sum(step.graph.storage[name].bytes for name in op.outputs) for op in step.graph.ops}
     return Profile(
         graph=step.graph,
-        seconds={op.name: medians[op.name] for op in step.graph.ops},
+        seconds=timed.medians(),
         workspace_bytes={name: max(0, growth[name] - size) for name, size in made.items()},
         swap_out_seconds={each.name: median(swapper.out_seconds[each.name]) for each in step.graph.activations},
         swap_in_seconds={each.name: median(swapper.in_seconds[each.name]) for each in step.graph.activations},
         shortcuts={
-            name: (medians[_short(name)], max(0, growth[_short(name)] - step.graph.storage[f"{name}:0"].bytes))
-            for name in sorted(watched.exact)
+            name: (seconds, max(0, growth[_short(name)] - step.graph.storage[f"{name}:0"].bytes))
+            for name, seconds in watched.shortcut_seconds.items()
         },
         conditions=Conditions(devices.description(device), torch.get_num_threads(), repeats, swapped),
     )
@@ -339,12 +339,13 @@ class SwappingReplay(Replay):
 class Watched:
     """Runs an op under the meter; with a swapper, moves each activation that it makes out and in again."""
 
-    def __init__(self, meter: Meter, swapper: Swapper | None, graph: StepGraph, repeats: int) -> None:
+    def __init__(self, meter: Meter, clock: Clock, swapper: Swapper | None, graph: StepGraph, repeats: int) -> None:
         self._meter = meter
+        self._clock = clock
         self._swapper = swapper
         self._activations = {activation.name for activation in graph.activations}
         self._repeats = repeats
-        self.exact: set[str] = set()  # ops whose shortcut gives the same bits
+        self.shortcut_seconds: dict[str, float] = {}  # of ops whose shortcut gives the same bits
 
     def __call__(self, call: Call, arguments: Arguments) -> Any:
         """Run the op, and measure it."""
@@ -352,11 +353,7 @@ class Watched:
         with self._meter.watch(call.op.name):
             result = call.run(args, kwargs)
         if call.rule is not None:
-            with self._meter.watch(_short(call.op.name)):
-                again = call.rule.kernel(args, result)
-            if _same_bits(again, result[0]):
-                self.exact.add(call.op.name)
-            del again
+            self._try_shortcut(call.op.name, call.rule, args, result)
         for name, storage in call.made(result):
             if self._swapper and name in self._activations:
                 for _ in range(self._repeats):
@@ -364,37 +361,42 @@ class Watched:
                     self._swapper.swap_in(name, storage)
         return result
 
+    def _try_shortcut(self, name: str, rule: Rule, args: tuple[Any, ...], result: Any) -> None:
+        """Compare an op's shortcut with its result, and time it; here, because it would disturb the ops' own times."""
+        with self._meter.watch(_short(name)):
+            again = rule.kernel(args, result)
+        if not _same_bits(again, result[0]):
+            return
+        marks = []
+        for _ in range(self._repeats):
+            start = self._clock.mark()
+            again = rule.kernel(args, result)
+            marks.append((start, self._clock.mark()))
+        self.shortcut_seconds[name] = median(self._clock.seconds(start, stop) for start, stop in marks)
+
 
 class Timed:
     """Times an op, together with giving back what it used for the last time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._marks: defaultdict[str, list[list[Any]]] = defaultdict(list)
+        self._marks: defaultdict[str, list[tuple[Any, Any]]] = defaultdict(list)
 
     def __call__(self, call: Call, arguments: Arguments) -> Any:
         """Run the op, and measure it."""
         args, kwargs = arguments.pop()
-        marks = [self._clock.mark()]
+        start = self._clock.mark()
         result = call.run(args, kwargs)
-        marks.append(self._clock.mark())
-        if call.rule is not None:
-            call.rule.kernel(args, result)
-            marks.append(self._clock.mark())
-            self._marks[_short(call.op.name)].append(marks[1:])
-        free = [self._clock.mark()]
         del args, kwargs
-        free.append(self._clock.mark())
-        self._marks[call.op.name].append([*marks[:2], *free])
+        self._marks[call.op.name].append((start, self._clock.mark()))
         return result
 
     def seconds(self) -> dict[str, list[float]]:
-        """How long each op, and each shortcut, took in each pass."""
-        return {name: [self._sum(marks) for marks in passes] for name, passes in self._marks.items()}
-
-    def _sum(self, marks: list[Any]) -> float:
-        return sum(self._clock.seconds(start, stop) for start, stop in zip(marks[::2], marks[1::2], strict=True))
+        """How long each op took in each pass."""
+        return {
+            name: [self._clock.seconds(start, stop) for start, stop in marks] for name, marks in self._marks.items()
+        }
 
     def medians(self) -> dict[str, float]:
-        """The median seconds of each op, and of each shortcut."""
+        """The median seconds of each op."""
         return {name: median(seconds) for name, seconds in self.seconds().items()}

@@ -25,7 +25,7 @@ LINE = [
     ),
     *("device", "profiler", "simulator"),
     *("planners.budgets", "planners.pins", "planners.arrangement", "plans"),
-    *("planners.habits", "planners.frontier", "planner"),
+    *("planners.habits", "planners.mu_two", "planners.frontier", "planner"),
     *("launcher", "models", "measure"),
 ]
 BESIDE = {"compatibility", "bench"}
@@ -33,7 +33,7 @@ ONLY_IN = {"torchvision": {"models"}, "transformers": {"models"}, "plotly": {"pl
 WITHOUT_TORCH = {
     *("errors", "units", "archive", "graph", "schedule", "costs", "simulator"),
     *("plans", "planners.budgets", "planners.pins", "planners.habits", "planners.arrangement", "planners.frontier"),
-    "planner",
+    *("planners.mu_two", "planner"),
 }
 
 

@@ -13,7 +13,7 @@ import numpy
 from acwb.costs import Profile
 from acwb.errors import AcwbError, InfeasibleBudgetError
 from acwb.graph import Role
-from acwb.planners.arrangement import Arrangement, Frame, chains_of, runs_of
+from acwb.planners.arrangement import Arrangement, Chain, Frame, chains_of, runs_of
 from acwb.planners.budgets import budget_bytes
 from acwb.planners.habits import per_block, recompute_all, sqrt_n
 from acwb.planners.pins import NO_PINS, Pins, pins
@@ -178,6 +178,8 @@ class _Descent:
         usable = [may and size > 0 for may, size in zip(frame.droppable, frame.size, strict=True)]
         self.usable = numpy.array(usable)
         self.scores = numpy.zeros(len(frame.names))  # seconds for each byte, as far as known
+        # Nobody pays the time of a whole step for a thousandth of the peak.
+        self.too_much = 1000 * self.state.seconds / max(1, self.state.peak()[1])
 
     def start(self, chains: Iterable[tuple[int, Sequence[int]]]) -> None:
         """Begin where some ops run again already; what of it is of no use is undone."""
@@ -218,33 +220,40 @@ class _Descent:
         open_at = state.waits_from < slot + (slot % 2 == 0)
         candidates = self.usable & open_at & (state.waits_to // 2 * 2 > slot)
         known = numpy.where(candidates, self.scores, numpy.inf)
-        fresh: set[int] = set()
+        exact: set[int] = set()
         while True:
             each = int(known.argmin())
-            if known[each] == numpy.inf:
+            if known[each] > self.too_much:
                 return False
-            mark, before = state.mark(), state.seconds
-            self._take(each, peak)
-            score = (state.seconds - before) / self.frame.size[each]
-            if each not in fresh and score > known[each]:
+            known[each] = numpy.inf
+            others = float(known.min())
+            chain = state.chain(each, int(state.waits_to[each]) // 2)
+            score = self._least_cost(chain) / self.frame.size[each]
+            if each in exact or score <= others:
+                mark, before = state.mark(), state.seconds
+                self._take(chain, peak)
+                score = (state.seconds - before) / self.frame.size[each]
+                if each in exact or score <= others:
+                    if score <= self.too_much and int(state.need[slot]) < peak and state.peak()[1] <= peak:
+                        self.scores[each] = 0.0  # whatever it waits for next is another matter
+                        return True
+                    state.revert(mark)
+                    continue
                 state.revert(mark)
-                known[each] = self.scores[each] = score
-                fresh.add(each)
-            elif int(state.need[slot]) < peak and state.peak()[1] <= peak:
-                self.scores[each] = 0.0  # whatever it waits for next is another matter
-                return True
-            else:
-                state.revert(mark)
-                known[each] = numpy.inf
+                exact.add(each)
+            known[each] = self.scores[each] = score
 
-    def _take(self, each: int, limit: int) -> None:
-        """Drop a storage; what is made again for it is kept, if there is room, until it would be made again anyway."""
-        state = self.state
-        chain = state.chain(each, int(state.waits_to[each]) // 2)
-        state.apply(chain)
+    def _least_cost(self, chain: Chain) -> float:
+        """What a chain costs at least: all that is made again later anyway may turn out to be made only once."""
+        again = [op for op in chain.added if self.state.run_later(op, chain.rank)]
+        return max(0.0, self.state.cost(chain) - sum(self.frame.seconds[op] for op in again))
+
+    def _take(self, chain: Chain, limit: int) -> None:
+        """Run a chain; what it makes is kept, if there is room, until it would be made again anyway."""
+        self.state.apply(chain)
         for op in chain.added:
-            if later := state.run_later(op, chain.rank):
-                state.release(*later, limit)
+            if later := self.state.run_later(op, chain.rank):
+                self.state.release(*later, limit)
 
     def _tidy(self, limit: int) -> None:
         """Keep again whatever fits, the most expensive first."""
