@@ -166,18 +166,19 @@ def test_an_op_that_fits_nowhere_is_named() -> None:
 
 def test_profiling_needs_hardly_more_memory_than_the_step() -> None:
     make = partial(acwb.models.resnet18, batch_size=8)
-    step_growth, profile_growth = launch(_growth_of_profiling, make, environment=acwb.launcher.PLAIN_MEMORY)
-    assert profile_growth <= 1.1 * step_growth
+    own, while_profiling = launch(_peak_of_profiling, make, environment=acwb.launcher.PLAIN_MEMORY)
+    assert while_profiling <= 1.1 * own
 
 
 @pytest.mark.slow
 def test_profiling_resnet152_needs_hardly_more_memory_than_the_step() -> None:
     make = partial(acwb.models.resnet152, batch_size=4)
-    step_growth, profile_growth = launch(_growth_of_profiling, make, environment=acwb.launcher.PLAIN_MEMORY)
-    assert profile_growth <= 1.1 * step_growth
+    own, while_profiling = launch(_peak_of_profiling, make, environment=acwb.launcher.PLAIN_MEMORY)
+    assert while_profiling <= 1.1 * own
 
 
-def _growth_of_profiling(make: Callable[[], Subject]) -> tuple[int, int]:
+def _peak_of_profiling(make: Callable[[], Subject]) -> tuple[int, int]:
+    """The process's peak in a step and while it is profiled, each with what exists before."""
     acwb.profile(traced(acwb.models.tiny_resnet()))
     step = traced(make())
     for _ in range(2):
@@ -188,7 +189,7 @@ def _growth_of_profiling(make: Callable[[], Subject]) -> tuple[int, int]:
         before = device.resident_bytes()
         device.reset_peak_resident()
         action()
-        found.append(device.peak_resident_bytes() - before)
+        found.append(step.graph.static_bytes + device.peak_resident_bytes() - before)
         step.free_gradients()
     return found[0], found[1]
 
