@@ -94,6 +94,11 @@ class Profile:
         ]
         return max(range(len(total)), key=total.__getitem__)
 
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The memory that the captured step needs at its peak, storages and workspace."""
+        return self.graph.live_bytes[self.peak_rank] + self.workspace_bytes[self.graph.ops[self.peak_rank].name]
+
     def inactive_seconds(self, activation: Activation) -> float:
         """How long an activation lies unused between the forward and the backward phase."""
         return self._clock[activation.first_backward_rank] - self._clock[activation.last_forward_rank + 1]

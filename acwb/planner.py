@@ -10,7 +10,6 @@ from acwb.planners.habits import keep_all, per_block, recompute_all, sqrt_n
 from acwb.planners.mu_two import mu_two
 from acwb.planners.pins import Pins, pins
 from acwb.plans import Plan
-from acwb.simulator import just_in_time, simulate
 from acwb.units import gibibytes
 
 
@@ -51,7 +50,7 @@ def plan(
     """
     if planner not in PLANNERS:
         raise AcwbError(f"There is no planner {planner!r}: choose one of {', '.join(PLANNERS)}.")
-    size = budget_bytes(budget, simulate(profile, just_in_time(profile.graph)).peak_bytes)
+    size = budget_bytes(budget, profile.peak_bytes)
     pinned = pins(profile.graph, keep, recompute)
     if planner == "frontier":
         return _frontier(profile, size, pinned)

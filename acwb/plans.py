@@ -18,7 +18,7 @@ from acwb.errors import AcwbError
 from acwb.graph import Activation
 from acwb.planners.arrangement import Arrangement, Frame, chains_of
 from acwb.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut, Timeline
-from acwb.simulator import just_in_time, simulate
+from acwb.simulator import simulate
 from acwb.units import gibibytes, milliseconds
 
 if TYPE_CHECKING:
@@ -243,21 +243,21 @@ class Plan:
 
     def __repr__(self) -> str:
         timeline, static = self.timeline, self.profile.graph.static_bytes
-        plain = simulate(self.profile, just_in_time(self.profile.graph))
-        saved = 1 - (timeline.peak_bytes - static) / (plain.peak_bytes - static)
+        plain = self.profile.peak_bytes
+        saved = 1 - (timeline.peak_bytes - static) / (plain - static)
         counts = {decision: sum(each is decision for each in self.decisions.values()) for decision in Decision}
         budget = f"budget {gibibytes(self.budget_bytes)}, " if self.budget_bytes is not None else ""
         at = timeline.peak_entry.op if isinstance(timeline.peak_entry, Run) else str(timeline.peak_entry)
         lines = [
             f"Plan: {self.planner}, {budget}{'fits' if self.fits else 'DOES NOT FIT'}",
-            f"  peak  {gibibytes(timeline.peak_bytes)} at {at}, without a plan {gibibytes(plain.peak_bytes)} "
+            f"  peak  {gibibytes(timeline.peak_bytes)} at {at}, without a plan {gibibytes(plain)} "
             f"(above static −{saved:.1%})",
             f"  step  {milliseconds(timeline.seconds)}, without a plan {milliseconds(self.profile.step_seconds)} "
             f"(+{self.overhead:.1%})",
             f"  {counts[Decision.RETAINED]:,} activations kept, {counts[Decision.RECOMPUTE]:,} made again in "
             f"{len(self._again):,} runs" + (f", {counts[Decision.SWAP]:,} swapped" if counts[Decision.SWAP] else ""),
         ]
-        if abs(self.claimed_peak_bytes - timeline.peak_bytes) > 0:
+        if self.claimed_peak_bytes != timeline.peak_bytes:
             lines.append(f"  the planner claims a peak of {gibibytes(self.claimed_peak_bytes)}")
         return "\n".join(lines)
 

@@ -164,6 +164,7 @@ def test_pins_are_honoured() -> None:
         frontier = acwb.frontier(profile, recompute=pin)
         assert all(frontier.plan(point).decisions["a1"] is Decision.RECOMPUTE for point in frontier.points)
     both = acwb.frontier(profile, recompute="block.2")
+    assert both.baseline_bytes == acwb.frontier(profile).baseline_bytes
     assert {name for name, is_ in both.plan(both.points[0]).decisions.items() if is_ is Decision.RECOMPUTE} == {
         "a2",
         "b2",

@@ -106,35 +106,13 @@ class Arrangement:
 
     def peak(self) -> tuple[int, int]:
         """The slot at which most memory is needed, and how much."""
-        need = self._live + self._more
+        need = self.need
         slot = int(need.argmax())
         return slot, int(need[slot])
-
-    def alive(self, slot: int) -> list[int]:
-        """The storages that a forward op made, may make again, and that are alive at a slot."""
-        frame = self.frame
-        return [each for each in range(len(frame.names)) if frame.droppable[each] and self._covers(each, slot)]
 
     def _covers(self, each: int, slot: int) -> bool:
         run = bisect_right(self._runs[each], slot) - 1
         return run >= 0 and slot <= self._spans[each][run][1]
-
-    def gap(self, each: int, slot: int) -> tuple[int, int] | None:
-        """The slots of the uses before and after `slot` between which a storage only waits; None where it does not."""
-        run = bisect_right(self._runs[each], slot) - 1
-        if run < 0:
-            return None
-        start, stop = self._spans[each][run]
-        if slot > stop:
-            return None
-        uses = self._uses[each]
-        after = bisect_right(uses, slot)
-        if after == len(uses) or uses[after] > stop:
-            return None
-        before = max(start, uses[after - 1]) if after else start
-        if before == slot and slot % 2:
-            return None
-        return before, uses[after]
 
     def chain(self, each: int, rank: int) -> "Chain":
         """What must change before op `rank` to make a storage there again, from what is alive there anyway."""

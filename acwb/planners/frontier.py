@@ -54,8 +54,8 @@ class Frontier:
 
     @property
     def baseline_bytes(self) -> int:
-        """The peak of the step without a plan."""
-        return self.points[0].peak_bytes
+        """The peak of the step without a plan, whatever is pinned."""
+        return self.profile.peak_bytes
 
     @property
     def floor_bytes(self) -> int:
@@ -174,9 +174,7 @@ class _Descent:
         self.frame = frame
         self.state = Arrangement(frame)
         self.points: list[Point] = []
-        self.size = numpy.array(frame.size, dtype=float)
-        usable = [may and size > 0 for may, size in zip(frame.droppable, frame.size, strict=True)]
-        self.usable = numpy.array(usable)
+        self.usable = numpy.array([may and size > 0 for may, size in zip(frame.droppable, frame.size, strict=True)])
         self.scores = numpy.zeros(len(frame.names))  # seconds for each byte, as far as known
         # Nobody pays the time of a whole step for a thousandth of the peak.
         self.too_much = 1000 * self.state.seconds / max(1, self.state.peak()[1])
