@@ -9,6 +9,7 @@ from acwb.costs import Profile  # noqa: E402
 from acwb.errors import AcwbError, CaptureError, ChangedStepError, InfeasibleBudgetError  # noqa: E402
 from acwb.graph import Activation, Op, Phase, Role, StepGraph, Storage  # noqa: E402
 from acwb.planner import plan  # noqa: E402
+from acwb.planners.bounds import lower_bound  # noqa: E402
 from acwb.planners.frontier import Frontier, frontier  # noqa: E402
 from acwb.plans import Decision, Plan  # noqa: E402
 from acwb.profiler import profile  # noqa: E402
@@ -32,6 +33,7 @@ __all__ = [
     "Storage",
     "TracedStep",
     "frontier",
+    "lower_bound",
     "models",
     "plan",
     "profile",

@@ -21,7 +21,8 @@ from acwb.measure import (
 )
 from acwb.models import Subject
 from acwb.profiler import Replay, Timed, unchanged
-from acwb.simulator import just_in_time, simulate
+from acwb.scheduler import just_in_time
+from acwb.simulator import simulate
 from acwb.step import TracedStep
 from acwb.units import gibibytes
 

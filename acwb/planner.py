@@ -4,23 +4,20 @@ from collections.abc import Callable, Iterable
 
 from acwb.costs import Profile
 from acwb.errors import AcwbError
+from acwb.planners.arrangement import Frame
 from acwb.planners.budgets import budget_bytes
-from acwb.planners.frontier import explore
+from acwb.planners.frontier import Frontier, Point, explore
 from acwb.planners.habits import keep_all, per_block, recompute_all, sqrt_n
 from acwb.planners.mu_two import mu_two
-from acwb.planners.pins import Pins, pins
+from acwb.planners.optimal import optimal
+from acwb.planners.pins import pins
 from acwb.plans import Plan
 from acwb.units import gibibytes
 
-
-def _frontier(profile: Profile, size: int, pinned: Pins) -> Plan:
-    return explore(profile, pinned).at(size)
-
-
-# Only the first listens to pins; the first two listen to the budget.
-PLANNERS: dict[str, Callable[..., Plan]] = {
-    "frontier": _frontier,
+# Beside the frontier, which alone listens to pins. Those of the second line know no budget.
+PLANNERS: dict[str, Callable[[Profile, int], Plan]] = {
     "mu_two": mu_two,
+    "optimal": optimal,
     "keep_all": keep_all,
     "recompute_all": recompute_all,
     "sqrt_n": sqrt_n,
@@ -30,7 +27,7 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
 
 def plan(
     profile: Profile,
-    budget: int | float | str,
+    budget: int | float | str | Point,
     planner: str = "frontier",
     keep: str | Iterable[str] = (),
     recompute: str | Iterable[str] = (),
@@ -39,8 +36,9 @@ def plan(
 
     Args:
         profile: what `acwb.profile` gave, or a file of it.
-        budget: the peak of the whole step: bytes, "1.5GiB", or "60%" of the peak without a plan.
-        planner: "frontier"; "mu_two", the paper's; or a habit: "keep_all", "recompute_all", "sqrt_n", "per_block".
+        budget: the peak of the whole step: bytes, "1.5GiB", or "60%" of the peak without a plan; or a frontier's point.
+        planner: "frontier"; "mu_two", the paper's; "optimal", for small steps; or a habit: "keep_all", "recompute_all",
+            "sqrt_n", "per_block".
         keep: activations that are never dropped, by op name, module path or regular expression.
         recompute: activations that are always dropped and made again.
 
@@ -48,12 +46,14 @@ def plan(
         >>> plan = acwb.plan(profile, budget="1.5GiB")
         >>> plan.timeline.peak_bytes
     """
-    if planner not in PLANNERS:
-        raise AcwbError(f"There is no planner {planner!r}: choose one of {', '.join(PLANNERS)}.")
+    if planner != "frontier" and planner not in PLANNERS:
+        raise AcwbError(f"There is no planner {planner!r}: choose one of frontier, {', '.join(PLANNERS)}.")
+    if isinstance(budget, Point):
+        return _plan_of(profile, budget)
     size = budget_bytes(budget, profile.peak_bytes)
     pinned = pins(profile.graph, keep, recompute)
     if planner == "frontier":
-        return _frontier(profile, size, pinned)
+        return explore(profile, pinned).at(size)
     if pinned.keep or pinned.recompute:
         raise AcwbError(
             f"The planner {planner} does not listen to pins: use frontier, or leave keep and recompute out."
@@ -63,5 +63,15 @@ def plan(
         raise AcwbError(
             f"The plan of {planner} needs {gibibytes(found.timeline.peak_bytes)}, more than the budget of "
             f"{gibibytes(size)} (it claims {gibibytes(found.claimed_peak_bytes)}): use frontier."
+        )
+    return found
+
+
+def _plan_of(profile: Profile, point: Point) -> Plan:
+    found = Frontier(Frame(profile), (point,)).plan(point)
+    if found.timeline.peak_bytes != point.peak_bytes:
+        raise AcwbError(
+            f"The point with a peak of {gibibytes(point.peak_bytes)} does not belong to this profile, with which it "
+            f"needs {gibibytes(found.timeline.peak_bytes)}: take one of acwb.frontier(profile).points."
         )
     return found

@@ -17,6 +17,7 @@ from acwb.costs import Profile
 from acwb.errors import AcwbError
 from acwb.graph import Activation
 from acwb.planners.arrangement import Arrangement, Frame, chains_of
+from acwb.planners.bounds import lower_bound
 from acwb.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut, Timeline
 from acwb.simulator import simulate
 from acwb.units import gibibytes, milliseconds
@@ -44,6 +45,7 @@ class Plan:
     Attributes:
         budget_bytes: the peak that it answers to; None for a planner that knows no budget.
         claimed_peak_bytes: the planner's own word on its peak; `timeline.peak_bytes` is the exact one.
+        proved_seconds: what the planner proved that no plan for the budget can do in less extra time, if it did.
     """
 
     profile: Profile
@@ -51,6 +53,7 @@ class Plan:
     planner: str
     budget_bytes: int | None
     claimed_peak_bytes: int
+    proved_seconds: float | None = None
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -71,6 +74,13 @@ class Plan:
     def overhead(self) -> float:
         """The same as a fraction of the step: 0.05 is 5 % more time."""
         return self.extra_seconds / self.profile.step_seconds
+
+    @cached_property
+    def least_seconds(self) -> float:
+        """What every plan for the budget (without one: for this peak) takes longer than the step, at least: proved."""
+        if self.proved_seconds is not None:
+            return self.proved_seconds
+        return lower_bound(self.profile, self.timeline.peak_bytes if self.budget_bytes is None else self.budget_bytes)
 
     @cached_property
     def decisions(self) -> Mapping[str, Decision]:
@@ -159,6 +169,7 @@ class Plan:
             "planner": self.planner,
             "budget_bytes": self.budget_bytes,
             "claimed_peak_bytes": self.claimed_peak_bytes,
+            "proved_seconds": self.proved_seconds,
             "entries": [_written(entry) for entry in self.schedule.entries],
         }
         archive.write(path, "Plan", content)
@@ -170,7 +181,12 @@ class Plan:
             stamp = content["fingerprint"]
             entries = tuple(_read(item) for item in content["entries"])
             plan = cls(
-                profile, Schedule(entries), content["planner"], content["budget_bytes"], content["claimed_peak_bytes"]
+                profile,
+                Schedule(entries),
+                content["planner"],
+                content["budget_bytes"],
+                content["claimed_peak_bytes"],
+                content["proved_seconds"],
             )
         if stamp != profile.graph.fingerprint:
             environment = profile.graph.environment
@@ -247,13 +263,14 @@ class Plan:
         saved = 1 - (timeline.peak_bytes - static) / (plain - static)
         counts = {decision: sum(each is decision for each in self.decisions.values()) for decision in Decision}
         budget = f"budget {gibibytes(self.budget_bytes)}, " if self.budget_bytes is not None else ""
+        least = self.least_seconds / self.profile.step_seconds
         at = timeline.peak_entry.op if isinstance(timeline.peak_entry, Run) else str(timeline.peak_entry)
         lines = [
             f"Plan: {self.planner}, {budget}{'fits' if self.fits else 'DOES NOT FIT'}",
             f"  peak  {gibibytes(timeline.peak_bytes)} at {at}, without a plan {gibibytes(plain)} "
             f"(above static −{saved:.1%})",
             f"  step  {milliseconds(timeline.seconds)}, without a plan {milliseconds(self.profile.step_seconds)} "
-            f"(+{self.overhead:.1%})",
+            f"(+{self.overhead:.1%}; no plan for this budget takes less than +{least:.1%})",
             f"  {counts[Decision.RETAINED]:,} activations kept, {counts[Decision.RECOMPUTE]:,} made again in "
             f"{len(self._again):,} runs" + (f", {counts[Decision.SWAP]:,} swapped" if counts[Decision.SWAP] else ""),
         ]

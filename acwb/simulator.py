@@ -1,235 +1,209 @@
 """Predicts a step: what a schedule needs in memory at every point, and in time. Exact at the level of storages.
 
 `simulate` takes what was measured (a `Profile`) and a `Schedule`, and gives a `Timeline`; nothing is estimated and
-nothing has a threshold. `freeing` and `just_in_time` make schedules: every storage is freed right after its last use,
-and what was discarded is run again right before the op that needs it.
+nothing has a threshold. A schedule that uses what is not there is refused. All entries are looked at together, as
+arrays, so that a budget that moves has its timeline at once.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy
 
 from acwb.costs import Profile
 from acwb.errors import AcwbError
-from acwb.graph import Op, Phase, Role, StepGraph
-from acwb.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut, Timeline
+from acwb.graph import Array, Role
+from acwb.schedule import Run, Schedule, SwapIn, SwapOut, Timeline
 
 Copy = tuple[str, int]
-
-
-def freeing(graph: StepGraph, runs: Sequence[Run]) -> Schedule:
-    """The schedule that does `runs` and frees every storage right after its last use."""
-    results: dict[str, tuple[Copy, ...]] = {}
-    last_use: dict[Copy, int] = {}
-    for position, run in enumerate(runs):
-        op = graph.ops[graph.rank[run.op]]
-        for item in (*taken(op, results, run.short), *((name, 0) for name in op.holds)):
-            last_use[item] = position
-        results[op.name] = result_of(op, run.copy, results, run.short)
-        for name in made_by(op, run.short):
-            last_use[name, run.copy] = position
-    ending: dict[int, list[Free]] = {}
-    for (name, copy), position in last_use.items():
-        if copy or (name in graph.maker and name not in graph.kept):
-            ending.setdefault(position, []).append(Free(name, copy))
-    entries: list[Entry] = []
-    for position, run in enumerate(runs):
-        entries.append(run)
-        entries += ending.get(position, ())
-    return Schedule(tuple(entries))
-
-
-def made_by(op: Op, short: bool = False) -> tuple[str, ...]:
-    """The storages that a run of `op` makes."""
-    return op.outputs[:1] if short else op.outputs
-
-
-def taken(op: Op, results: Mapping[str, tuple[Copy, ...]], short: bool = False) -> Iterator[Copy]:
-    """The storages that a run of `op` reads: of the newest results that it takes, the parts that it names as inputs."""
-    needs, names = ((*op.needs, op.name), set(op.shortcut)) if short else (op.needs, set(op.inputs))
-    for need in needs:
-        for item in results[need]:
-            if item[0] in names:
-                yield item
-
-
-def result_of(op: Op, copy: int, results: Mapping[str, tuple[Copy, ...]], short: bool = False) -> tuple[Copy, ...]:
-    """The storages that a run's result lives in: those that it makes, is a view of, or writes into."""
-    if short:
-        return ((op.outputs[0], copy), *results[op.name][1:])
-    if op.outputs:
-        return tuple((name, copy) for name in op.outputs)
-    found = dict(item for item in taken(op, results) if item[0] in (op.mutates or op.inputs))
-    return tuple((name, found.get(name, 0)) for name in op.mutates or op.inputs)
-
-
-def just_in_time(graph: StepGraph, discard: Collection[str] = ()) -> Schedule:
-    """Run the step as captured, but recompute the activations in `discard` right before they are first needed again.
-
-    A recomputed activation stays until its last use; what else its recomputation needs is run again too, and dropped.
-    """
-    dropped = frozenset(discard)
-    unknown = dropped - {activation.name for activation in graph.activations}
-    if unknown:
-        raise AcwbError(f"{', '.join(sorted(unknown))} cannot be discarded: not an activation of this graph.")
-    return freeing(graph, _JustInTime(graph, dropped).runs())
-
-
-class _JustInTime:
-    """Lists the ops to run, with recomputations, for a set of discarded activations."""
-
-    def __init__(self, graph: StepGraph, discard: frozenset[str]) -> None:
-        self.graph = graph
-        self.discard = discard
-        self.newest: dict[str, int] = {}  # of each op
-        self.results: dict[str, tuple[Copy, ...]] = {}  # what the newest run of each op made, or is a view of
-        self.found: list[Run] = []
-
-    def runs(self) -> list[Run]:
-        for op in self.graph.ops:
-            if op.phase is Phase.BACKWARD and self.discard:
-                self._provide(op, set())
-            self._run(op, 0)
-        return self.found
-
-    def _run(self, op: Op, copy: int) -> None:
-        self.found.append(Run(op.name, copy))
-        self.newest[op.name] = copy
-        self.results[op.name] = result_of(op, copy, self.results)
-
-    def _provide(self, op: Op, chain: set[str]) -> None:
-        """Run again what `op` needs and no longer has; `chain` holds what was run for this purpose."""
-        for name in op.needs:
-            source = self.graph.ops[self.graph.rank[name]]
-            if source.phase is Phase.FORWARD and name not in chain and not self._has(source, op):
-                self._provide(source, chain)
-                self._run(source, self.newest[name] + 1)
-                chain.add(name)
-
-    def _has(self, source: Op, reader: Op) -> bool:
-        """Whether what `reader` takes of the newest result of `source` is alive in the backward phase."""
-        return all(
-            name in self.graph.surviving and (copy > 0 or name not in self.discard)
-            for name, copy in self.results[source.name]
-            if name in reader.inputs
-        )
+UNKNOWN = -(2**40)
+Offence = tuple[int, str]  # the entry that cannot be followed, and why
 
 
 def simulate(profile: Profile, schedule: Schedule) -> Timeline:
     """What `schedule` costs, at every point; a schedule that uses what is not there is refused."""
-    simulation = _Simulation(profile)
-    for entry in schedule.entries:
-        simulation.take(entry)
-    return simulation.timeline(schedule)
+    simulation = _Simulation(profile, schedule)
+    offences = list(simulation.offences())
+    if offences:
+        raise AcwbError(min(offences, key=lambda offence: offence[0])[1])
+    return simulation.timeline()
 
 
 class _Simulation:
-    """The state of memory while a schedule is followed."""
+    """A schedule as arrays: what runs where, and which copies of which storages come and go where.
 
-    def __init__(self, profile: Profile) -> None:
+    Entries are counted from 1, because what exists before the step comes at 0. A copy of a storage is an item.
+    """
+
+    def __init__(self, profile: Profile, schedule: Schedule) -> None:
         self.profile = profile
-        self.graph = profile.graph
-        self.born: dict[Copy, int] = {}  # of what is alive: at which entry it came
-        self.lives: list[tuple[Copy, int, int]] = []  # of what was: from which entry on, to before which
-        self.swapped: set[Copy] = set()
-        self.results: dict[str, tuple[Copy, ...]] = {}
-        self.now = 0
-        self.changes: dict[Role, list[tuple[int, int]]] = {role: [] for role in Role}
-        self.workspaces: list[int] = []
-        self.seconds = 0.0
-        for storage in self.graph.storages:
-            if storage.name not in self.graph.maker:
-                self._make((storage.name, 0))
+        self.schedule = schedule
+        self.graph = graph = profile.graph
+        self.numbers = numbers = graph.numbers
+        self.end = len(schedule.entries) + 1
+        self.runs = [entry for entry in schedule.entries if isinstance(entry, Run)]
+        self.moves = [entry for entry in schedule.entries if not isinstance(entry, Run)]
+        is_run = numpy.array([type(entry) is Run for entry in schedule.entries], dtype=bool)
+        self.swaps_in = [at for at, move in enumerate(self.moves) if isinstance(move, SwapIn)]
+        self.run_at, self.move_at = numpy.flatnonzero(is_run) + 1, numpy.flatnonzero(~is_run) + 1
+        self.ops = _array([graph.rank.get(run.op, UNKNOWN) + len(graph.ops) * run.short for run in self.runs])
+        self.moved = _array([numbers.number.get(move.storage, UNKNOWN) for move in self.moves])
+        if self.ops.min(initial=0) < 0:
+            raise AcwbError(f"The schedule runs {self.runs[self.ops.argmin()].op}, which is not an op of this graph.")
+        if self.moved.min(initial=0) < 0:
+            name = self.moves[self.moved.argmin()].storage
+            raise AcwbError(f"The schedule has {name}, which is not a storage of this graph.")
+        self.copies = _array([run.copy for run in self.runs])
+        self.move_copies = _array([move.copy for move in self.moves])
+        self.widest = 1 + max(int(self.copies.max(initial=0)), int(self.move_copies.max(initial=0)))
+        self._list_makings()
+        self._list_events()
 
-    def take(self, entry: Entry) -> None:
-        workspace = 0
-        if isinstance(entry, Run):
-            workspace = self._run(entry)
-        elif isinstance(entry, Free):
-            self._drop((entry.storage, entry.copy))
-        elif isinstance(entry, SwapOut):
-            self._drop((entry.storage, entry.copy))
-            self.swapped.add((entry.storage, entry.copy))
-        else:
-            self._swap_in(entry)
-        self.workspaces.append(workspace)
-        self.now += 1
+    def _list_makings(self) -> None:
+        """Which run makes which storage where, each storage's in turn."""
+        position, storage = self.numbers.makes.of(self.ops)
+        key = storage * self.end + self.run_at[position]
+        order = numpy.argsort(key)
+        self.makings, self.made, self.made_copy = key[order], storage[order], self.copies[position][order]
 
-    def _run(self, run: Run) -> int:
-        op = self._op(run.op)
-        for need in op.needs:
-            if need not in self.results:
-                raise AcwbError(f"The schedule runs {run.op} before {need}, whose result it takes.")
-        if run.short and (op.name not in self.profile.shortcuts or not run.copy):
-            raise AcwbError(f"The schedule runs {run.op} by a shortcut, which the profile does not have for it.")
-        for item in taken(op, self.results, run.short):
-            if item not in self.born:
-                raise AcwbError(f"The schedule runs {run.op} when copy {item[1]} of {item[0]} is no longer there.")
-        if op.mutates and run.copy:
-            raise AcwbError(f"The schedule runs {run.op} again, which writes into {', '.join(op.mutates)}.")
-        for name in made_by(op, run.short):
-            self._make((name, run.copy))
-        self.results[op.name] = result_of(op, run.copy, self.results, run.short)
-        if run.short:
-            seconds, workspace = self.profile.shortcuts[op.name]
-        else:
-            seconds, workspace = self.profile.seconds[op.name], self.profile.workspace_bytes[op.name]
-        self.seconds += seconds
-        return workspace
+    def _list_events(self) -> None:
+        """Which items come and go where, each item's in turn."""
+        before = numpy.flatnonzero(~self.numbers.made)
+        moved = self.moved * self.widest + self.move_copies
+        comes = numpy.isin(numpy.arange(len(self.moves)), self.swaps_in)
+        item = numpy.concatenate([before * self.widest, self.made * self.widest + self.made_copy, moved])
+        at = numpy.concatenate([numpy.zeros_like(before), self.makings % self.end, self.move_at])
+        order = numpy.argsort(item * self.end + at)
+        self.item, self.at = item[order], at[order]
+        self.comes = numpy.concatenate([numpy.ones(len(before) + len(self.made), dtype=bool), comes])[order]
+        self.events = self.item * self.end + self.at
+        self.follows = numpy.append(False, self.item[1:] == self.item[:-1])  # on another event of the same item
 
-    def _op(self, name: str) -> Op:
-        if name not in self.graph.rank:
-            raise AcwbError(f"The schedule runs {name}, which is not an op of this graph.")
-        return self.graph.ops[self.graph.rank[name]]
+    def offences(self) -> Iterator[Offence]:
+        """What cannot be followed, the first of each kind."""
+        yield from self._runs_that_may_not_be()
+        yield from self._runs_before_what_they_need()
+        yield from self._comings_and_goings()
+        yield from self._reads_of_what_is_gone()
+        yield from self._old_views()
 
-    def _make(self, item: Copy) -> None:
-        if item in self.born:
-            raise AcwbError(f"The schedule makes copy {item[1]} of {item[0]}, which is there already.")
-        self.born[item] = self.now
-        storage = self.graph.storage[item[0]]
-        self.changes[storage.role].append((self.now, storage.bytes))
+    def _runs_that_may_not_be(self) -> Iterator[Offence]:
+        for position in numpy.flatnonzero((self.copies > 0) | (self.ops >= len(self.graph.ops))).tolist():
+            at, run = int(self.run_at[position]), self.runs[position]
+            if run.short and (run.op not in self.profile.shortcuts or not run.copy):
+                yield at, f"The schedule runs {run.op} by a shortcut, which the profile does not have for it."
+            elif run.copy and (written := self.graph.ops[self.graph.rank[run.op]].mutates):
+                yield at, f"The schedule runs {run.op} again, which writes into {', '.join(written)}."
 
-    def _drop(self, item: Copy) -> None:
-        if item not in self.born:
-            raise AcwbError(f"The schedule frees copy {item[1]} of {item[0]}, which is not there.")
-        self.lives.append((item, self.born.pop(item), self.now))
-        storage = self.graph.storage[item[0]]
-        self.changes[storage.role].append((self.now, -storage.bytes))
+    def _runs_before_what_they_need(self) -> Iterator[Offence]:
+        first = numpy.full(len(self.graph.ops), self.end)
+        numpy.minimum.at(first, self.ops % len(self.graph.ops), self.run_at)
+        position, need = self.numbers.needs.of(self.ops % len(self.graph.ops))
+        yield from self._first(
+            first[need] >= self.run_at[position],
+            self.run_at[position],
+            lambda odd: (
+                f"The schedule runs {self.runs[position[odd]].op} before {self.graph.ops[need[odd]].name}, "
+                "whose result it takes."
+            ),
+        )
 
-    def _swap_in(self, entry: SwapIn) -> None:
-        item = (entry.storage, entry.copy)
-        if item not in self.swapped:
-            raise AcwbError(f"The schedule swaps in copy {entry.copy} of {entry.storage}, which was not swapped out.")
-        self.swapped.remove(item)
-        self._make(item)
-        self.seconds += entry.stall
+    def _comings_and_goings(self) -> Iterator[Offence]:
+        was_there = self.follows & numpy.append(False, self.comes[:-1])
+        yield from self._first(
+            was_there == self.comes,
+            self.at,
+            lambda odd: (
+                f"The schedule {'makes' if self.comes[odd] else 'frees'} {self._named(self.item[odd])}, "
+                f"which is {'there already' if self.comes[odd] else 'not there'}."
+            ),
+        )
+        entries = self.schedule.entries
+        for odd in numpy.flatnonzero(numpy.isin(self.at, self.move_at[self.swaps_in])).tolist():
+            before = entries[self.at[odd - 1] - 1] if self.follows[odd] else None
+            if not isinstance(before, SwapOut):
+                what = self._named(self.item[odd])
+                yield int(self.at[odd]), f"The schedule swaps in {what}, which was not swapped out."
 
-    def timeline(self, schedule: Schedule) -> Timeline:
-        """The timeline, once every entry was taken."""
-        by_role = {role: self._curve(changes) for role, changes in self.changes.items()}
-        tensors = sum(by_role.values(), start=numpy.zeros(self.now, dtype=numpy.int64))
-        total = tensors + numpy.array(self.workspaces, dtype=numpy.int64)
+    def _reads_of_what_is_gone(self) -> Iterator[Offence]:
+        position, storage = self.numbers.reads.of(self.ops)
+        at = self.run_at[position]
+        latest = numpy.searchsorted(self.makings, storage * self.end + at) - 1
+        copy = numpy.where((latest >= 0) & (self.made[latest] == storage), self.made_copy[latest], 0)
+        item = storage * self.widest + copy
+        event = numpy.searchsorted(self.events, item * self.end + at) - 1
+        yield from self._first(
+            (event < 0) | (self.item[event] != item) | ~self.comes[event],
+            at,
+            lambda odd: (
+                f"The schedule runs {self.runs[position[odd]].op} when {self._named(item[odd])} is no longer there."
+            ),
+        )
+
+    def _old_views(self) -> Iterator[Offence]:
+        if self.widest == 1:
+            return
+        position, view = self.numbers.views.of(self.ops)
+        takes = numpy.sort(self.ops * self.end + self.run_at)
+        pair, base = self.numbers.bases.of(view)
+        position, view = position[pair], view[pair]
+        at = self.run_at[position]
+        taken = takes[numpy.searchsorted(takes, view * self.end + at) - 1] % self.end
+        latest = numpy.searchsorted(self.makings, base * self.end + at) - 1
+        yield from self._first(
+            (self.made[latest] == base) & (self.makings[latest] % self.end > taken),
+            at,
+            lambda odd: (
+                f"The schedule runs {self.runs[position[odd]].op} with the view "
+                f"{self.graph.ops[view[odd]].name} of an older copy of {self.graph.storages[base[odd]].name}."
+            ),
+        )
+
+    @staticmethod
+    def _first(offends: "numpy.ndarray", at: Array, told: Callable[[int], str]) -> Iterator[Offence]:
+        odd = numpy.flatnonzero(offends)
+        if len(odd):
+            first = int(odd[at[odd].argmin()])
+            yield int(at[first]), told(first)
+
+    def _named(self, item: int) -> str:
+        name, copy = self._copy(item)
+        return f"copy {copy} of {name}"
+
+    def _copy(self, item: int) -> Copy:
+        return self.graph.storages[item // self.widest].name, int(item % self.widest)
+
+    def timeline(self) -> Timeline:
+        """What the schedule costs."""
+        storage = self.item // self.widest
+        sizes = self.numbers.sizes[storage]
+        changes = numpy.zeros((len(Role), self.end), dtype=numpy.int64)
+        numpy.add.at(changes, (self.numbers.roles[storage], self.at), numpy.where(self.comes, sizes, -sizes))
+        by_role = changes.cumsum(axis=1)[:, 1:]
+        tensors = by_role.sum(axis=0)
+        seconds, workspace, shortcuts = self.profile.seconds, self.profile.workspace_bytes, self.profile.shortcuts
+        total = tensors.copy()
+        total[self.run_at - 1] += _array(
+            [shortcuts[run.op][1] if run.short else workspace[run.op] for run in self.runs]
+        )
         peak_step = int(total.argmax())
+        stalls = sum(move.stall for move in self.moves if isinstance(move, SwapIn)) if self.swaps_in else 0.0
         return Timeline(
             tensor_bytes=tuple(tensors.tolist()),
             total_bytes=tuple(total.tolist()),
-            by_role={role: tuple(sizes.tolist()) for role, sizes in by_role.items()},
-            seconds=self.seconds,
+            by_role={role: tuple(row.tolist()) for role, row in zip(Role, by_role, strict=True)},
+            seconds=sum([shortcuts[run.op][0] if run.short else seconds[run.op] for run in self.runs]) + stalls,
             peak_step=peak_step,
-            peak_entry=schedule.entries[peak_step],
+            peak_entry=self.schedule.entries[peak_step],
             alive_at_peak=self._alive_at(peak_step),
         )
 
-    def _curve(self, changes: list[tuple[int, int]]) -> "numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]":
-        """Bytes after every entry, from their changes."""
-        steps = numpy.zeros(self.now, dtype=numpy.int64)
-        if changes:
-            at, sizes = zip(*changes, strict=True)
-            numpy.add.at(steps, numpy.array(at), numpy.array(sizes, dtype=numpy.int64))
-        return steps.cumsum()
-
     def _alive_at(self, step: int) -> tuple[Copy, ...]:
         """Who is alive after an entry, the largest first."""
-        alive = [item for item, start in self.born.items() if start <= step]
-        alive += [item for item, start, stop in self.lives if start <= step < stop]
-        return tuple(sorted(alive, key=lambda item: (-self.graph.storage[item[0]].bytes, item)))
+        leaves = numpy.append(numpy.where(self.follows[1:], self.at[1:], self.end), self.end)
+        alive = self.item[self.comes & (self.at <= step + 1) & (leaves > step + 1)]
+        alive = alive[numpy.argsort(self.numbers.by_size[alive // self.widest] * self.widest + alive % self.widest)]
+        return tuple([self._copy(item) for item in alive.tolist()])
+
+
+def _array(numbers: list[int]) -> Array:
+    return numpy.array(numbers, dtype=numpy.int64)

@@ -12,7 +12,8 @@ import acwb
 from acwb.costs import ACTIVATION_FILE, NODE_FILE, Profile
 from acwb.graph import StepGraph
 from acwb.schedule import Run
-from acwb.simulator import just_in_time, simulate
+from acwb.scheduler import just_in_time
+from acwb.simulator import simulate
 from drawing import Line, draw, profiled, steps
 
 NODE_COLUMNS = "rank name target gtype module run_time_ms peak_mem_bytes active_mem_bytes workspace_bytes"

@@ -23,17 +23,17 @@ LINE = [
         "checker",
         "tracer",
     ),
-    *("device", "profiler", "simulator"),
-    *("planners.budgets", "planners.pins", "planners.arrangement", "plans"),
-    *("planners.habits", "planners.mu_two", "planners.frontier", "planner"),
+    *("device", "profiler", "scheduler", "simulator"),
+    *("planners.budgets", "planners.pins", "planners.arrangement", "planners.bounds", "plans"),
+    *("planners.habits", "planners.mu_two", "planners.frontier", "planners.optimal", "planner"),
     *("launcher", "models", "measure"),
 ]
-BESIDE = {"compatibility", "bench"}
+BESIDE = {"compatibility", "bench", "tradeoff"}
 ONLY_IN = {"torchvision": {"models"}, "transformers": {"models"}, "plotly": {"plots"}, "ipywidgets": {"widgets"}}
 WITHOUT_TORCH = {
-    *("errors", "units", "archive", "graph", "schedule", "costs", "simulator"),
+    *("errors", "units", "archive", "graph", "schedule", "costs", "scheduler", "simulator"),
     *("plans", "planners.budgets", "planners.pins", "planners.habits", "planners.arrangement", "planners.frontier"),
-    *("planners.mu_two", "planner"),
+    *("planners.bounds", "planners.mu_two", "planners.optimal", "planner"),
 }
 
 

@@ -11,7 +11,8 @@ from acwb import device
 from acwb.launcher import cap_memory, launch
 from acwb.measure import allocated_peak_bytes, process_peak_bytes, tensor_peak_bytes
 from acwb.models import Subject, adamw, sgd
-from acwb.simulator import just_in_time, simulate
+from acwb.scheduler import just_in_time
+from acwb.simulator import simulate
 from equality import differences, snapshot
 from zoo import MAKERS, OPTIMIZERS
 

@@ -7,8 +7,9 @@ import torch
 
 import acwb
 from acwb.schedule import Free, Run, Schedule
+from acwb.scheduler import freeing
 from acwb.shortcuts import RULES, rule_of
-from acwb.simulator import freeing, simulate
+from acwb.simulator import simulate
 from drawing import Line, draw, profiled
 
 aten = torch.ops.aten

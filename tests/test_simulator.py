@@ -12,7 +12,8 @@ from acwb.graph import Phase, Role, StepGraph
 from acwb.measure import LiveBytes
 from acwb.models import Subject
 from acwb.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut
-from acwb.simulator import just_in_time, simulate
+from acwb.scheduler import freeing, just_in_time
+from acwb.simulator import simulate
 from drawing import Line, draw, profiled, steps
 from zoo import MAKERS, OPTIMIZERS
 
@@ -153,6 +154,7 @@ def test_swapping_is_two_more_entries() -> None:
         (lambda entries: [entries[0], *entries], "makes copy 0 of a, which is there already"),
         (lambda entries: [*entries, Run("zzz")], "runs zzz, which is not an op of this graph"),
         (lambda entries: [*entries, SwapIn("a")], "swaps in copy 0 of a, which was not swapped out"),
+        (lambda entries: [*entries, Free("zzz")], "has zzz, which is not a storage of this graph"),
     ],
 )
 def test_a_schedule_that_cannot_be_followed_is_refused(
@@ -161,6 +163,15 @@ def test_a_schedule_that_cannot_be_followed_is_refused(
     graph = chain()
     with pytest.raises(acwb.AcwbError, match=message):
         simulate(profiled(graph), Schedule(tuple(change(list(just_in_time(graph).entries)))))
+
+
+def test_a_view_of_an_older_copy_is_refused() -> None:
+    lines: list[Line] = [("F", "a", "x w", 8), ("F", "v", "a", None), ("F", "loss", "v", 1)]
+    graph = draw({"x": 1, "w": 5}, [*lines, *BACKWARD, ("B", "g", "one v", 5)], "loss", {"w": "g"})
+    runs = [Run("a"), Run("v"), Run("loss"), Run("one"), Run("a", 1), Run("v", 1), Run("g")]
+    assert simulate(profiled(graph), freeing(graph, runs)).seconds == 7
+    with pytest.raises(acwb.AcwbError, match="runs g with the view v of an older copy of a"):
+        simulate(profiled(graph), freeing(graph, [run for run in runs if run != Run("v", 1)]))
 
 
 def test_only_activations_can_be_discarded() -> None:

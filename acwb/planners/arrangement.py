@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy
 
 from acwb.costs import Profile
-from acwb.graph import Op, Phase, StepGraph
+from acwb.graph import Phase
 from acwb.planners.pins import NO_PINS, Pins
 from acwb.schedule import Run, Schedule
-from acwb.simulator import made_by
+from acwb.scheduler import Listing
 
 NEVER = -(2**62)  # more than any memory: an empty slot is no peak
 
@@ -43,6 +43,7 @@ class Frame:
             return tuple(number[name] for name in dict.fromkeys(names) if name in number)
 
         self.makes = [numbers(op.outputs) for op in graph.ops] + [numbers(op.outputs[:1]) for op in graph.ops]
+        self.new_bytes = [sum(self.size[each] for each in made) for made in self.makes]
         self.reads = [numbers(op.inputs) for op in graph.ops] + [numbers(op.shortcut) for op in graph.ops]
         short = [profile.shortcuts.get(op.name, (0.0, 0)) for op in graph.ops]
         self.seconds = [profile.seconds[op.name] for op in graph.ops] + [seconds for seconds, _ in short]
@@ -62,11 +63,20 @@ class Frame:
         self.pinned = frozenset(numbers(pins.recompute))  # must be made again
         first = next((rank for rank, op in enumerate(graph.ops) if op.phase is not Phase.FORWARD), self.count)
         self.boundary = 2 * first  # where the forward phase ends
-        # For the first output of an op with a shortcut: which other outputs of that op it needs.
+        # Through which views each op or shortcut reads each storage.
+        self.views: list[dict[int, tuple[int, ...]]] = []
+        for through in graph.numbers.through:
+            found: dict[int, tuple[int, ...]] = {}
+            for view in through:
+                for each in numbers(graph.ops[view].inputs):
+                    found[each] = (*found.get(each, ()), view)
+            self.views.append(found)
+        self.viewed = {each for found in self.views for each in found}
+        # For the first output of an op with a shortcut that saves time: which other outputs of that op it needs.
         self.short_of = {
             number[op.outputs[0]]: tuple(each for each in self.reads[self.count + rank] if self.maker[each] == rank)
             for rank, op in enumerate(graph.ops)
-            if op.name in profile.shortcuts
+            if short[rank][0] < self.seconds[rank] and op.name in profile.shortcuts
         }
 
 
@@ -86,6 +96,7 @@ class Arrangement:
         self.frame = frame
         self.chains: dict[int, list[int]] = {}  # the ops that run again right before an op, both by rank
         self.seconds = sum(frame.seconds[: frame.count])
+        self._read_through: dict[int, dict[int, set[int]]] = {}  # views through which a chain reads each storage
         self._journal: list[tuple[int, tuple[int, ...], tuple[int, ...], float]] = []
         self._runs = [[2 * rank + 1] for rank in frame.maker]
         self._uses = [list(uses) for uses in frame.uses]
@@ -96,6 +107,7 @@ class Arrangement:
         self.waits_from = numpy.zeros(len(frame.names), dtype=numpy.int64)  # the longest gap of each storage
         self.waits_to = numpy.zeros(len(frame.names), dtype=numpy.int64)
         self._spans: list[list[tuple[int, int]]] = [[] for _ in frame.names]  # from each run to its last use
+        self._retaken = [0.0] * len(frame.names)  # seconds for taking views again of each storage
         for each in range(len(frame.names)):
             self._follow(each)
 
@@ -185,12 +197,21 @@ class Arrangement:
             for each in frame.reads[op]:
                 insort(self._uses[each], slot)
         chain.sort(key=lambda op: op % frame.count)
+        self._read_through[rank] = self._views_of(chain)
         for each in touched:
             chains |= self._follow(each)
         if not chain:
             del self.chains[rank]
         for changed in chains:
             self._measure(changed)
+
+    def _views_of(self, chain: Sequence[int]) -> dict[int, set[int]]:
+        """Through which views the ops of a chain read each storage."""
+        found: dict[int, set[int]] = {}
+        for op in chain:
+            for each, views in self.frame.views[op].items():
+                found.setdefault(each, set()).update(views)
+        return found
 
     def _find_gap(self, each: int) -> None:
         """Note the longest time that a storage only waits between two uses."""
@@ -208,6 +229,17 @@ class Arrangement:
             before = use
         self.waits_from[each], self.waits_to[each] = best
 
+    def waits_at(self, each: int, slot: int) -> int | None:
+        """The use for which a storage waits at a slot, at which nothing else needs it."""
+        runs, uses = self._runs[each], self._uses[each]
+        run = bisect_right(runs, slot) - 1
+        following = bisect_right(uses, slot | 1)
+        if run < 0 or following == len(uses) or (slot % 2 and (slot in uses or slot in runs)):
+            return None
+        use = uses[following]
+        is_end = use >= self.frame.end or (run + 1 < len(runs) and runs[run + 1] <= use)
+        return None if is_end else use
+
     def _follow(self, each: int) -> set[int]:
         """Count a storage from each of its runs to the last use of that run; give the changed recomputation slots."""
         runs, uses, size = self._runs[each], self._uses[each], self.frame.size[each]
@@ -224,7 +256,24 @@ class Arrangement:
                         self._live[start : stop + 1] += change
                         found.update(slot for slot in (start, stop) if slot % 2 == 0 and slot < self.frame.end)
         self._find_gap(each)
+        if each in self.frame.viewed:
+            seconds = self._retaking(each)
+            self.seconds += seconds - self._retaken[each]
+            self._retaken[each] = seconds
         return found
+
+    def _retaking(self, each: int) -> float:
+        """The time for taking again the views through which later runs of a storage are read."""
+        frame, runs, uses = self.frame, self._runs[each], self._uses[each]
+        total = 0.0
+        for run in range(1, len(runs)):
+            following = runs[run + 1] if run + 1 < len(runs) else frame.end
+            views: set[int] = set()
+            for use in uses[bisect_left(uses, runs[run]) : bisect_left(uses, following)]:
+                read_through = frame.views[use // 2] if use % 2 else self._read_through.get(use // 2, {})
+                views.update(read_through.get(each, ()))
+            total += sum(frame.seconds[view] for view in sorted(views) if 2 * view < runs[run])
+        return total
 
     def _measure(self, slot: int) -> None:
         """How much the recomputations of a slot need at their worst, relative to all that is alive during the slot."""
@@ -233,22 +282,20 @@ class Arrangement:
             self._more[slot] = NEVER
             return
         last: dict[int, int] = {}
-        made = 0
         for position, op in enumerate(chain):
             for each in frame.reads[op]:
                 last[each] = position
             for each in frame.makes[op]:
                 last[each] = position
-                made += frame.size[each]
-        ending: dict[int, int] = {}
+        ending = [0] * len(chain)
         for each, position in last.items():
             if self._spans[each][bisect_right(self._runs[each], slot) - 1][1] == slot:
-                ending[position] = ending.get(position, 0) + frame.size[each]
-        held, worst = -made, NEVER
-        for position, op in enumerate(chain):
-            held += sum(frame.size[each] for each in frame.makes[op])
+                ending[position] += frame.size[each]
+        held, worst = -sum([frame.new_bytes[op] for op in chain]), NEVER
+        for op, ended in zip(chain, ending, strict=True):
+            held += frame.new_bytes[op]
             worst = max(worst, held + frame.workspace[op])
-            held -= ending.get(position, 0)
+            held -= ended
         self._more[slot] = worst
 
     def waits_within(self, rank: int, op: int, limit: int) -> bool:
@@ -269,9 +316,10 @@ class Arrangement:
         if not self.waits_within(rank, op, limit):
             return False
         mark = self.mark()
-        self._change(rank, (), [op])
-        while unused := self.unused(rank):
+        unused = [op]
+        while unused:
             self._change(rank, (), unused)
+            unused = self._unused(rank, unused)
         if self.peak()[1] <= limit:
             return True
         self.revert(mark)
@@ -287,13 +335,14 @@ class Arrangement:
         chain = self.chains[place]
         return place, op if op in chain else (op + self.frame.count) % (2 * self.frame.count)
 
-    def unused(self, rank: int) -> list[int]:
-        """The recomputations before op `rank` whose results nobody reads."""
-        slot = 2 * rank
+    def _unused(self, rank: int, readers: Iterable[int]) -> list[int]:
+        """The recomputations before op `rank` whose results nobody reads, of those that `readers` read."""
+        slot, frame, chain = 2 * rank, self.frame, self.chains.get(rank, ())
+        makers = {frame.maker[each] for op in readers for each in frame.reads[op]}
         return [
             op
-            for op in self.chains.get(rank, ())
-            if not any(self._read_after(each, slot) for each in self.frame.makes[op])
+            for op in chain
+            if op % frame.count in makers and not any(self._read_after(each, slot) for each in frame.makes[op])
         ]
 
     def _read_after(self, each: int, slot: int) -> bool:
@@ -325,39 +374,10 @@ def chains_of(frame: Frame, schedule: Schedule) -> list[tuple[int, tuple[int, ..
 
 def runs_of(frame: Frame, chains: Iterable[tuple[int, Sequence[int]]]) -> list[Run]:
     """Everything that runs, in order; a view of what was made again is taken again before it is read."""
-    again = dict(chains)
-    listing = _Listing(frame.graph)
-    for rank, op in enumerate(frame.graph.ops):
-        for number in again.get(rank, ()):
-            listing.run(frame.graph.ops[number % frame.count], short=number >= frame.count)
-        listing.run(op, first=True)
+    listing = Listing(frame.graph)
+    for rank, numbers in chains:
+        listing.run_until(rank)
+        for number in numbers:
+            listing.run_again(number % frame.count, short=number >= frame.count)
+    listing.run_until(frame.count)
     return listing.runs
-
-
-class _Listing:
-    """Lists runs with their copy numbers, and knows which views are of an older copy than the newest."""
-
-    def __init__(self, graph: StepGraph) -> None:
-        self._graph = graph
-        self._copies: dict[str, int] = {}  # of each op
-        self._newest: dict[str, int] = {}  # copy of each storage that was made again
-        self._seen: dict[str, tuple[int, ...]] = {}  # the copies that a view was taken of
-        self.runs: list[Run] = []
-
-    def run(self, op: Op, short: bool = False, first: bool = False) -> None:
-        for need in op.needs:
-            self._renew(self._graph.ops[self._graph.rank[need]])
-        copy = 0 if first else self._copies.get(op.name, 0) + 1
-        self.runs.append(Run(op.name, copy, short))
-        self._copies[op.name] = copy
-        if copy:
-            self._newest.update(dict.fromkeys(made_by(op, short), copy))
-        if op.view:
-            self._seen[op.name] = self._current(op)
-
-    def _current(self, view: Op) -> tuple[int, ...]:
-        return tuple(self._newest.get(name, 0) for name in view.inputs)
-
-    def _renew(self, op: Op) -> None:
-        if op.view and self._seen[op.name] != self._current(op):
-            self.run(op)

@@ -5,7 +5,8 @@ is alive; a drop that would raise another peak is not taken. Whatever was droppe
 again. Every state that no other one beats is a point of the frontier.
 """
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -16,15 +17,18 @@ from acwb.graph import Role
 from acwb.planners.arrangement import Arrangement, Chain, Frame, chains_of, runs_of
 from acwb.planners.budgets import budget_bytes
 from acwb.planners.habits import per_block, recompute_all, sqrt_n
+from acwb.planners.mu_two import choices
 from acwb.planners.pins import NO_PINS, Pins, pins
 from acwb.plans import LARGEST, Plan
 from acwb.schedule import Run
-from acwb.simulator import freeing
+from acwb.scheduler import freeing, just_in_time
 from acwb.units import gibibytes
 
 HABITS = (recompute_all, sqrt_n, per_block)
+SMALL = 400  # ops; a step for which there is time to try more
+LEAP = 8  # drops at once
 
-Chains = tuple[tuple[int, tuple[int, ...]], ...]
+Chains = Sequence[tuple[int, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class Frontier:
         for point in self.points:  # slower and slower, smaller and smaller
             if point.peak_bytes <= size:
                 return self.plan(point, size)
-        raise self._infeasible(size)
+        raise self.infeasible(size)
 
     def cheapest_within(self, overhead: float) -> Plan:
         """The plan with the least peak that takes at most `overhead` more time: 0.05 is 5 %."""
@@ -85,7 +89,8 @@ class Frontier:
         schedule = freeing(self.frame.graph, runs_of(self.frame, point.chains))
         return Plan(self.profile, schedule, "frontier", budget, point.peak_bytes)
 
-    def _infeasible(self, size: int) -> InfeasibleBudgetError:
+    def infeasible(self, size: int) -> InfeasibleBudgetError:
+        """What to say of a budget that is below the floor."""
         timeline = self.plan(self.points[-1]).timeline
         op = timeline.peak_entry.op if isinstance(timeline.peak_entry, Run) else ""
         storage = self.frame.graph.storage
@@ -143,19 +148,48 @@ def explore(profile: Profile, pinned: Pins = NO_PINS) -> Frontier:
 def descend(frame: Frame) -> list[Point]:
     """All non-dominated points that are met, from the largest peak to the floor.
 
-    The way down from keeping everything can end where only several drops at once would help, so what people do without
-    a planner is tried, too; where that leads lower, the way goes on from there.
+    The way down from keeping everything can end where only several drops at once would help, so what others do is also
+    tried; where that is ahead, the way goes on from there. For a small step there is time to improve every point.
     """
     descent = _Descent(frame)
     descent.run()
-    points = descent.points
-    for habit in HABITS if not frame.pins_given else ():
+    points = undominated(descent.points)
+    for chains in _others(frame) if not frame.pins_given else ():
         other = _Descent(frame)
-        other.start(chains_of(frame, habit(frame.profile).schedule))
-        if other.points[-1].peak_bytes < min(point.peak_bytes for point in points):
+        other.start(chains)
+        if frame.count <= SMALL or _is_ahead(other.points[0], points):
+            other.tidy()
+        if any(_is_ahead(point, points) for point in other.points):
             other.run()
-        points += other.points
-    return undominated(points)
+            points = undominated(points + other.points)
+    if frame.count <= SMALL:
+        points = _improved(frame, points)
+    return points
+
+
+def _others(frame: Frame) -> Iterator[Chains]:
+    """What other planners run again where."""
+    for habit in HABITS:
+        yield chains_of(frame, habit(frame.profile).schedule)
+    if frame.count <= SMALL:
+        for discard in choices(frame.profile):
+            yield chains_of(frame, just_in_time(frame.graph, discard))
+
+
+def _is_ahead(point: Point, points: list[Point]) -> bool:
+    """Whether a point takes less time than all others that need no more memory."""
+    return all(point.seconds < other.seconds for other in points if other.peak_bytes <= point.peak_bytes)
+
+
+def _improved(frame: Frame, points: list[Point]) -> list[Point]:
+    """The points after giving up each recomputation in turn, and dropping something else instead."""
+    found = list(points)
+    for point in points:
+        descent = _Descent(frame)
+        descent.start(point.chains)
+        descent.exchange(point.peak_bytes)
+        found += descent.points
+    return undominated(found)
 
 
 def undominated(points: list[Point]) -> list[Point]:
@@ -179,10 +213,13 @@ class _Descent:
         # Nobody pays the time of a whole step for a thousandth of the peak.
         self.too_much = 1000 * self.state.seconds / max(1, self.state.peak()[1])
 
-    def start(self, chains: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """Begin where some ops run again already; what of it is of no use is undone."""
+    def start(self, chains: Chains) -> None:
+        """Begin where some ops run again already."""
         self.state.load(chains)
         self._note()
+
+    def tidy(self) -> None:
+        """Undo what is of no use."""
         self._tidy(self.state.peak()[1])
         self._note()
 
@@ -200,8 +237,61 @@ class _Descent:
                 self._tidy(peak)
                 tidy_below = peak - baseline // 200
             self._note()
-            if not self._drop(slot, peak):
+            if not self._drop(slot, peak) and not self._leap(slot, peak):
                 return
+
+    def exchange(self, limit: int) -> None:
+        """Give up each recomputation in turn, and drop something else instead, if that takes less time."""
+        state = self.state
+        for rank, op in [(rank, op) for rank, ops in state.snapshot() for op in ops]:
+            if op in state.chains.get(rank, ()):
+                mark, seconds = state.mark(), state.seconds
+                if state.release(rank, op, sys.maxsize):
+                    self._settle(limit, seconds)
+                    if state.peak()[1] <= limit and state.seconds < seconds:
+                        self._note()
+                        continue
+                state.revert(mark)
+
+    def _settle(self, limit: int, seconds: float) -> None:
+        """Go down to a limit, as long as that takes less than `seconds`."""
+        while self.state.seconds < seconds:
+            slot, peak = self.state.peak()
+            if peak <= limit or not self._drop(slot, peak):
+                break
+        self._tidy(max(limit, self.state.peak()[1]))
+
+    def _leap(self, slot: int, peak: int) -> bool:
+        """Drop something although that makes a new peak, if further drops then lead below the old one."""
+        if self.frame.count > SMALL:
+            return False
+        state = self.state
+        for each, use in (self._waiting(slot) | self._waiting_shorter(slot)).items():
+            mark = state.mark()
+            self._take(state.chain(each, use // 2), peak)
+            for _ in range(LEAP):
+                there, high = state.peak()
+                if high < peak or not self._drop(there, high):
+                    break
+            if state.peak()[1] < peak:
+                return True
+            state.revert(mark)
+        return False
+
+    def _longest(self, slot: int) -> "numpy.ndarray":
+        """Which storages wait longest where they wait at `slot`."""
+        state = self.state
+        return self.usable & (state.waits_from < slot + (slot % 2 == 0)) & (state.waits_to // 2 * 2 > slot)
+
+    def _waiting(self, slot: int) -> dict[int, int]:
+        """What only waits at `slot`, and for which use, as far as this is its longest wait."""
+        found = self._longest(slot).nonzero()[0]
+        return dict(zip(found.tolist(), self.state.waits_to[found].tolist(), strict=True))
+
+    def _waiting_shorter(self, slot: int) -> dict[int, int]:
+        """What else waits at `slot`, and for which use."""
+        others = (self.usable & ~self._longest(slot)).nonzero()[0].tolist()
+        return {each: use for each in others if (use := self.state.waits_at(each, slot)) is not None}
 
     def _drop_pinned(self) -> None:
         for each in sorted(self.frame.pinned, key=lambda each: -self.frame.maker[each]):
@@ -214,10 +304,13 @@ class _Descent:
 
     def _drop(self, slot: int, peak: int) -> bool:
         """Drop the cheapest storage that waits at `slot`; False where nothing can be dropped without a new peak."""
+        return self._drop_of(self._waiting(slot), slot, peak) or self._drop_of(self._waiting_shorter(slot), slot, peak)
+
+    def _drop_of(self, waiting: dict[int, int], slot: int, peak: int) -> bool:
         state = self.state
-        open_at = state.waits_from < slot + (slot % 2 == 0)
-        candidates = self.usable & open_at & (state.waits_to // 2 * 2 > slot)
-        known = numpy.where(candidates, self.scores, numpy.inf)
+        known = numpy.full(len(self.scores), numpy.inf)
+        candidates = list(waiting)
+        known[candidates] = self.scores[candidates]
         exact: set[int] = set()
         while True:
             each = int(known.argmin())
@@ -225,7 +318,7 @@ class _Descent:
                 return False
             known[each] = numpy.inf
             others = float(known.min())
-            chain = state.chain(each, int(state.waits_to[each]) // 2)
+            chain = state.chain(each, waiting[each] // 2)
             score = self._least_cost(chain) / self.frame.size[each]
             if each in exact or score <= others:
                 mark, before = state.mark(), state.seconds

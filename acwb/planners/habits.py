@@ -8,7 +8,8 @@ import math
 from acwb.costs import Profile
 from acwb.graph import Activation, Phase, StepGraph
 from acwb.plans import Plan
-from acwb.simulator import just_in_time, simulate
+from acwb.scheduler import just_in_time
+from acwb.simulator import simulate
 
 
 def keep_all(profile: Profile, budget_bytes: int | None = None) -> Plan:

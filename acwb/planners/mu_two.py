@@ -5,13 +5,14 @@ whichever costs less, until its own simulation of memory is below the limit. Tha
 recomputation needs meanwhile; `Plan.claimed_peak_bytes` is its word, `Plan.timeline` the exact one.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from acwb.costs import Profile
 from acwb.graph import StepGraph
 from acwb.plans import Plan
 from acwb.schedule import Entry, Run, Schedule, SwapIn, SwapOut
-from acwb.simulator import just_in_time
+from acwb.scheduler import just_in_time
 
 
 @dataclass
@@ -58,6 +59,15 @@ def mu_two(
     policy = Policy(profile, budget_bytes or 0, swap, bytes_per_second)
     policy.run()
     return Plan(profile, policy.schedule(), "mu_two", budget_bytes, policy.peak())
+
+
+def choices(profile: Profile) -> Iterator[tuple[str, ...]]:
+    """What the paper recomputes when nothing is swapped, for smaller and smaller budgets."""
+    policy = Policy(profile, 0, False, None)
+    policy.run()
+    names = tuple(policy.recomputed)
+    for count in range(1, len(names) + 1):
+        yield names[:count]
 
 
 class Policy:

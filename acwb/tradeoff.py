@@ -1,0 +1,224 @@
+"""Prints how the planners trade memory for time, and how planning time grows: `make tradeoff`.
+
+For each real subject: what the frontier costs at given reductions of the peak, from three fresh profiles; all planners
+at twenty budgets between floor and baseline; the seconds that planning takes. Then planning time on synthetic networks.
+"""
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy
+
+import acwb
+from acwb.costs import Conditions, Profile
+from acwb.graph import Environment, Op, Phase, Role, StepGraph, Storage
+from acwb.launcher import launch
+from acwb.planners.frontier import Frontier
+from acwb.planners.habits import keep_all, per_block, recompute_all, sqrt_n
+from acwb.planners.mu_two import mu_two
+from acwb.plans import Plan
+from acwb.schedule import Timeline
+
+Result = TypeVar("Result")
+
+PROFILES = 3
+BUDGETS = 20
+OPS_OF_A_BLOCK = 16
+SIZES = (1_000, 2_000, 5_000, 10_000, 20_000)
+# Subject, batch size, reductions of the peak above static.
+SUBJECTS = (
+    ("resnet152", 16, (0.3, 0.5, 0.7)),
+    ("bert", 16, (0.3, 0.5, 0.6)),
+    ("encoder", 8, (0.3, 0.5)),
+    ("resnet18", 8, (0.3, 0.5)),
+)
+RIVALS: tuple[Callable[[Profile, int], Plan], ...] = (keep_all, recompute_all, sqrt_n, per_block, mu_two)
+
+
+def tradeoff_of(name: str, batch_size: int, wanted: tuple[float, ...]) -> list[str]:
+    """The lines for one fresh profile of a subject. Run in a process of its own."""
+    subject = getattr(acwb.models, name)(batch_size=batch_size)
+    profile = acwb.profile(acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer))
+    return [f"{name}, batch {batch_size}: {line}" for line in (*reductions(profile, wanted), *contest(profile))]
+
+
+def reductions(profile: Profile, wanted: tuple[float, ...]) -> list[str]:
+    """What the frontier costs at given reductions, and its floor: of the peak of tensor bytes, and of all bytes."""
+    frontier, static = acwb.frontier(profile), profile.graph.static_bytes
+    timelines = [frontier.plan(point).timeline for point in frontier.points]
+    plain = keep_all(profile).timeline
+    lines = []
+    for part in wanted:
+        tensors, total = (static + (1 - part) * (size - static) for size in (plain.tensor_peak_bytes, plain.peak_bytes))
+        first = min(each.seconds for each in timelines if each.tensor_peak_bytes <= tensors)
+        second = min(each.seconds for each in timelines if each.peak_bytes <= total)
+        least = acwb.lower_bound(profile, round(total)) / plain.seconds
+        lines.append(
+            f"−{part:.0%}: {first / plain.seconds - 1:+.2%} time for tensor bytes, "
+            f"{second / plain.seconds - 1:+.2%} for all bytes (no plan below {least:+.2%})"
+        )
+    tensors = (min(each.tensor_peak_bytes for each in timelines) - static) / (plain.tensor_peak_bytes - static)
+    total = (min(each.peak_bytes for each in timelines) - static) / (plain.peak_bytes - static)
+    lines.append(f"floor: {tensors - 1:.1%} of tensor bytes, {total - 1:.1%} of all bytes")
+    return lines
+
+
+def contest(profile: Profile) -> list[str]:
+    """Every planner at budgets from floor to baseline beside the frontier, and the seconds that each takes."""
+    seconds, frontier = _timed(acwb.frontier, profile)
+    budgets = [int(size) for size in numpy.linspace(frontier.floor_bytes, frontier.baseline_bytes, BUDGETS)]
+    looked_up = [_timed(_timeline, frontier, size) for size in budgets]
+    waits = sorted(each * 1e3 for each, _ in looked_up)
+    lines = [
+        f"frontier: {len(frontier.points)} points in {seconds:.2f} s; a plan with its timeline: median "
+        f"{statistics.median(waits):.1f} ms, most {waits[-1]:.1f} ms"
+    ]
+    for rival in RIVALS:
+        pairs = [_timed(rival, profile, size) for size in budgets]
+        fitting = [(ours, plan) for (_, ours), (_, plan) in zip(looked_up, pairs, strict=True) if plan.fits]
+        ahead = [ours.seconds / plan.timeline.seconds for ours, plan in fitting]
+        claimed = sum(plan.claimed_peak_bytes <= size for size, (_, plan) in zip(budgets, pairs, strict=True))
+        behind = sum(ratio > 1 + 1e-9 for ratio in ahead)
+        lines.append(
+            f"{rival.__name__}: fits {len(fitting)} of {BUDGETS} budgets ({claimed} claimed), there the frontier takes "
+            + (f"×{min(ahead):.3f} to ×{max(ahead):.3f} of its time" if ahead else "–")
+            + f"; ahead of the frontier at {behind}; at most {max(pairs, key=lambda pair: pair[0])[0]:.2f} s to plan"
+        )
+    return lines
+
+
+def _timed(function: Callable[..., Result], *arguments: Any) -> tuple[float, Result]:
+    start = time.perf_counter()
+    result = function(*arguments)
+    return time.perf_counter() - start, result
+
+
+def _timeline(frontier: Frontier, size: int) -> Timeline:
+    return frontier.at(size).timeline
+
+
+class ResidualNetwork:
+    """Draws a synthetic step: blocks of two convolutions with normalization, around which the input is added."""
+
+    def __init__(self, ops: int) -> None:
+        self.ops: list[Op] = []
+        self.sizes = {"x": 4096}
+        self.gradients: dict[str, str] = {}
+        self.made_by: dict[str, str] = {}
+        blocks = max(1, ops // OPS_OF_A_BLOCK)
+        results = ["x"]
+        for block in range(blocks):
+            results.append(self._forward(f"block.{block}", results[-1], 4096 >> (4 * block // blocks)))
+        self._add(Phase.FORWARD, "loss", "", results[-1:], {"loss": 1})
+        self._add(Phase.BACKWARD, "grad", "", results[-1:], {"grad": self.sizes[results[-1]]})
+        gradient = "grad"
+        for block in reversed(range(blocks)):
+            gradient = self._backward(f"block.{block}", gradient, results[block])
+        for weight, each in self.gradients.items():
+            self._add(Phase.OPTIMIZER, f"{weight}.step", "", [each, weight], {}, mutates=(weight,))
+
+    def _forward(self, block: str, start: str, size: int) -> str:
+        value = start
+        for layer in ("1", "2"):
+            weight, conv, norm, relu = (f"{block}.{kind}{layer}" for kind in ("weight", "conv", "norm", "relu"))
+            self.sizes[weight] = 64
+            self._add(Phase.FORWARD, conv, block, [value, weight], {conv: size})
+            self._add(Phase.FORWARD, norm, block, [conv], {f"{norm}:0": size, f"{norm}:1": 4})
+            value = f"{norm}:0"
+            if layer == "2":
+                self._add(Phase.FORWARD, f"{block}.sum", block, [value, start], {f"{block}.sum": size})
+                value = f"{block}.sum"
+            self._add(Phase.FORWARD, relu, block, [value], {relu: size})
+            value = relu
+        return value
+
+    def _backward(self, block: str, gradient: str, start: str) -> str:
+        ahead = gradient
+        for layer, before in (("2", f"{block}.relu1"), ("1", start)):
+            weight, conv, norm, relu = (f"{block}.{kind}{layer}" for kind in ("weight", "conv", "norm", "relu"))
+            size = self.sizes[conv]
+            self._add(Phase.BACKWARD, f"{relu}.back", block, [gradient, relu], {f"{relu}.back": size})
+            if layer == "2":
+                ahead = f"{relu}.back"
+            reads = [f"{relu}.back", conv, f"{norm}:1"]
+            self._add(Phase.BACKWARD, f"{norm}.back", block, reads, {f"{norm}.back": size})
+            made = {f"{conv}.back:0": self.sizes[before], f"{conv}.back:1": 64}
+            self._add(Phase.BACKWARD, f"{conv}.back", block, [f"{norm}.back", before, weight], made)
+            self.gradients[weight] = f"{conv}.back:1"
+            gradient = f"{conv}.back:0"
+        self._add(Phase.BACKWARD, f"{block}.back", block, [gradient, ahead], {f"{block}.back": self.sizes[gradient]})
+        return f"{block}.back"
+
+    def _add(
+        self,
+        phase: Phase,
+        name: str,
+        module: str,
+        reads: list[str],
+        makes: dict[str, int],
+        mutates: tuple[str, ...] = (),
+    ) -> None:
+        needs = dict.fromkeys(self.made_by[each] for each in reads if each in self.made_by)
+        self.ops.append(Op(name, "synthetic", phase, module, tuple(needs), tuple(reads), tuple(makes), mutates))
+        self.sizes.update(makes)
+        self.made_by.update(dict.fromkeys(makes, name))
+
+    def profile(self) -> Profile:
+        """The step with the time of each op after its kind and the bytes that it touches."""
+        forward = {name for op in self.ops if op.phase is Phase.FORWARD for name in op.outputs}
+        kept = forward & {name for op in self.ops if op.phase is Phase.BACKWARD for name in op.inputs}
+        known = {
+            **dict.fromkeys(self.gradients, Role.PARAMETER),
+            **dict.fromkeys(self.gradients.values(), Role.GRADIENT),
+            **dict.fromkeys(kept, Role.ACTIVATION),
+            "x": Role.INPUT,
+        }
+        graph = StepGraph(
+            tuple(self.ops),
+            tuple(Storage(name, size, known.get(name, Role.OTHER)) for name, size in self.sizes.items()),
+            "loss",
+            tuple(self.gradients.items()),
+            Environment("", "synthetic", "ResidualNetwork", "", "", ()),
+        )
+        chance = random.Random(0)
+        seconds = {
+            op.name: (8 if "conv" in op.name else 1)
+            * chance.uniform(0.9, 1.1)
+            * sum(self.sizes[name] for name in op.inputs)
+            for op in self.ops
+        }
+        nothing = dict.fromkeys((each.name for each in graph.activations), 0.0)
+        workspace = dict.fromkeys(seconds, 0)
+        return Profile(graph, seconds, workspace, nothing, nothing, Conditions("synthetic", 1, 1, swapped=False))
+
+
+def growth() -> list[str]:
+    """Seconds of planning for growing networks, and the exponent of their growth."""
+    lines, counts, seconds = [], [], []
+    for size in SIZES:
+        profile = ResidualNetwork(size).profile()
+        taken, frontier = _timed(acwb.frontier, profile)
+        counts.append(len(profile.graph.ops))
+        seconds.append(taken)
+        lines.append(f"synthetic, {counts[-1]:,} ops: {len(frontier.points):,} points in {taken:.2f} s")
+    exponent = numpy.polyfit(numpy.log(counts), numpy.log(seconds), 1)[0]
+    return [*lines, f"synthetic: planning time grows with the number of ops to the power of {exponent:.2f}"]
+
+
+def main() -> None:
+    """Print everything, a fresh process for each profile."""
+    for name, batch_size, wanted in SUBJECTS:
+        for _ in range(PROFILES):
+            sys.stdout.write("\n".join(launch(tradeoff_of, name, batch_size, wanted)) + "\n")
+            sys.stdout.flush()
+    sys.stdout.write("\n".join(growth()) + "\n")
+
+
+if __name__ == "__main__":
+    from acwb import tradeoff as this  # under its own name, by which fresh processes find its functions
+
+    this.main()
