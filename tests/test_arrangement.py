@@ -11,12 +11,12 @@ from acwb.planners.arrangement import Arrangement, Frame, runs_of
 from acwb.planners.frontier import Point, descend, undominated
 from acwb.scheduler import freeing
 from acwb.simulator import simulate
-from drawing import profiled, steps
+from drawing import draw, profiled, steps
 
 
 def assert_exact(frame: Frame, state: Arrangement) -> None:
     """Peak and time are those of the simulator."""
-    timeline = simulate(frame.profile, freeing(frame.graph, runs_of(frame, state.snapshot())))
+    timeline = simulate(frame.profile, freeing(frame.graph, runs_of(frame, state.way().chains())))
     assert state.peak()[1] == timeline.peak_bytes
     assert state.seconds == timeline.seconds
 
@@ -32,13 +32,13 @@ def test_every_change_leaves_the_state_that_the_simulator_sees(graph: StepGraph,
         if not waiting:
             return
         each = data.draw(some.sampled_from(waiting))
-        before = (state.snapshot(), state.seconds, state.peak(), state.need.tolist())
+        before = (state.way().chains(), state.seconds, state.peak(), state.need.tolist())
         mark = state.mark()
         state.apply(state.chain(each, int(state.waits_to[each]) // 2))
         assert_exact(frame, state)
         if data.draw(some.booleans()):
             state.revert(mark)
-            assert before == (state.snapshot(), state.seconds, state.peak(), state.need.tolist())
+            assert before == (state.way().chains(), state.seconds, state.peak(), state.need.tolist())
         pairs = [(rank, op) for rank, ops in state.chains.items() for op in ops]
         if pairs and data.draw(some.booleans()):
             rank, op = data.draw(some.sampled_from(pairs))
@@ -56,7 +56,7 @@ def test_every_point_of_a_frontier_is_exact_and_beaten_by_none(graph: StepGraph)
     points = descend(frame)
     assert points[0].seconds == len(graph.ops)
     for point in points:
-        timeline = simulate(frame.profile, freeing(graph, runs_of(frame, point.chains)))
+        timeline = simulate(frame.profile, freeing(graph, runs_of(frame, point.way.chains())))
         assert (timeline.peak_bytes, timeline.seconds) == (point.peak_bytes, point.seconds)
     for larger, smaller in pairwise(points):
         assert larger.peak_bytes > smaller.peak_bytes
@@ -64,6 +64,7 @@ def test_every_point_of_a_frontier_is_exact_and_beaten_by_none(graph: StepGraph)
 
 
 def test_points_that_others_beat_are_left_out() -> None:
-    points = [Point(5, 1.0, ()), Point(4, 3.0, ()), Point(3, 2.0, ()), Point(3, 2.5, ())]
+    way = Arrangement(Frame(profiled(draw({"x": 1}, [("F", "loss", "x", 1)], "loss", {})))).way()
+    points = [Point(5, 1.0, way), Point(4, 3.0, way), Point(3, 2.0, way), Point(3, 2.5, way)]
     assert undominated(points) == [points[0], points[2]]
     assert undominated([dataclasses.replace(points[0])]) == [points[0]]

@@ -8,13 +8,14 @@ Time has two slots for each op: its own (odd), and the one in which recomputatio
 """
 
 from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy
 
 from acwb.costs import Profile
-from acwb.graph import Phase
+from acwb.graph import Array, Phase
 from acwb.planners.pins import NO_PINS, Pins
 from acwb.schedule import Run, Schedule
 from acwb.scheduler import Listing
@@ -89,6 +90,28 @@ class Chain:
     replaced: tuple[int, ...]
 
 
+Change = tuple[int, tuple[int, ...], tuple[int, ...], float]  # before which op; what is added and removed; seconds
+Chains = Sequence[tuple[int, Sequence[int]]]  # what runs again before which op, both by number
+
+
+class Way:
+    """The changes that lead to an arrangement: kept in its place, because arrangements are large and many."""
+
+    def __init__(self, frame: Frame, changes: Sequence[Change]) -> None:
+        self._frame = frame
+        self._changes = changes  # may grow later
+        self._count = len(changes)
+
+    def chains(self) -> Chains:
+        """What runs again before which op."""
+        found: dict[int, set[int]] = {}
+        for rank, added, removed, _ in self._changes[: self._count]:
+            found[rank] = found.get(rank, set()).difference(removed).union(added)
+        return [
+            (rank, sorted(ops, key=lambda op: op % self._frame.count)) for rank, ops in sorted(found.items()) if ops
+        ]
+
+
 class Arrangement:
     """Which ops run again before which op."""
 
@@ -96,8 +119,9 @@ class Arrangement:
         self.frame = frame
         self.chains: dict[int, list[int]] = {}  # the ops that run again right before an op, both by rank
         self.seconds = sum(frame.seconds[: frame.count])
+        self._read_at: dict[int, set[int]] = {}  # what a chain reads
         self._read_through: dict[int, dict[int, set[int]]] = {}  # views through which a chain reads each storage
-        self._journal: list[tuple[int, tuple[int, ...], tuple[int, ...], float]] = []
+        self._journal: list[Change] = []
         self._runs = [[2 * rank + 1] for rank in frame.maker]
         self._uses = [list(uses) for uses in frame.uses]
         self._live = numpy.zeros(frame.end + 2, dtype=numpy.int64)
@@ -107,6 +131,7 @@ class Arrangement:
         self.waits_from = numpy.zeros(len(frame.names), dtype=numpy.int64)  # the longest gap of each storage
         self.waits_to = numpy.zeros(len(frame.names), dtype=numpy.int64)
         self._spans: list[list[tuple[int, int]]] = [[] for _ in frame.names]  # from each run to its last use
+        self._ending: defaultdict[int, set[int]] = defaultdict(set)  # storages whose life ends in a slot
         self._retaken = [0.0] * len(frame.names)  # seconds for taking views again of each storage
         for each in range(len(frame.names)):
             self._follow(each)
@@ -158,7 +183,7 @@ class Arrangement:
         """Run a chain."""
         self._change(chain.rank, chain.added, chain.replaced)
 
-    def load(self, chains: Iterable[tuple[int, Sequence[int]]]) -> None:
+    def load(self, chains: Chains) -> None:
         """Run all these ops again where they are listed."""
         for rank, ops in chains:
             self._change(rank, ops, ())
@@ -198,12 +223,14 @@ class Arrangement:
                 insort(self._uses[each], slot)
         chain.sort(key=lambda op: op % frame.count)
         self._read_through[rank] = self._views_of(chain)
+        self._read_at[rank] = {each for op in chain for each in frame.reads[op]}
         for each in touched:
             chains |= self._follow(each)
         if not chain:
             del self.chains[rank]
         for changed in chains:
-            self._measure(changed)
+            if changed % 2 == 0 and changed < frame.end:
+                self._measure(changed)
 
     def _views_of(self, chain: Sequence[int]) -> dict[int, set[int]]:
         """Through which views the ops of a chain read each storage."""
@@ -241,7 +268,7 @@ class Arrangement:
         return None if is_end else use
 
     def _follow(self, each: int) -> set[int]:
-        """Count a storage from each of its runs to the last use of that run; give the changed recomputation slots."""
+        """Count a storage from each of its runs to the last use of that run; give the slots where that changes."""
         runs, uses, size = self._runs[each], self._uses[each], self.frame.size[each]
         spans = []
         for run, start in enumerate(runs):
@@ -250,11 +277,16 @@ class Arrangement:
         found: set[int] = set()
         before, self._spans[each] = self._spans[each], spans
         if before != spans:
-            for change, mine, others in ((-size, before, spans), (size, spans, before)):
-                for start, stop in mine:
-                    if (start, stop) not in others:
-                        self._live[start : stop + 1] += change
-                        found.update(slot for slot in (start, stop) if slot % 2 == 0 and slot < self.frame.end)
+            for start, stop in before:
+                if (start, stop) not in spans:
+                    self._live[start : stop + 1] -= size
+                    self._ending[stop].discard(each)
+                    found |= {start, stop}
+            for start, stop in spans:
+                if (start, stop) not in before:
+                    self._live[start : stop + 1] += size
+                    self._ending[stop].add(each)
+                    found |= {start, stop}
         self._find_gap(each)
         if each in self.frame.viewed:
             seconds = self._retaking(each)
@@ -288,15 +320,32 @@ class Arrangement:
             for each in frame.makes[op]:
                 last[each] = position
         ending = [0] * len(chain)
-        for each, position in last.items():
-            if self._spans[each][bisect_right(self._runs[each], slot) - 1][1] == slot:
-                ending[position] += frame.size[each]
+        for each in self._ending[slot]:
+            ending[last[each]] += frame.size[each]
         held, worst = -sum([frame.new_bytes[op] for op in chain]), NEVER
         for op, ended in zip(chain, ending, strict=True):
             held += frame.new_bytes[op]
             worst = max(worst, held + frame.workspace[op])
             held -= ended
         self._more[slot] = worst
+
+    def releasable(self, limit: int) -> list[tuple[int, int]]:
+        """The recomputations whose results could be kept from their last run instead, as far as memory goes there."""
+        pairs = [(rank, op) for rank, ops in self.chains.items() for op in ops]
+        frame, waits = self.frame, []
+        for number, (rank, op) in enumerate(pairs):
+            for each in frame.makes[op]:
+                run = bisect_left(self._runs[each], 2 * rank)
+                if self._spans[each][run][1] > 2 * rank or each in self._read_at[rank] or each in frame.pinned:
+                    size = NEVER if each in frame.pinned else limit - frame.size[each]
+                    waits.append((number, self._spans[each][run - 1][1] + 1, 2 * rank + 1, size))
+        if not waits:
+            return pairs
+        numbers, starts, stops, rooms = numpy.array(waits, dtype=numpy.int64).T
+        fits = _highest(self.need, starts, stops) <= rooms
+        stays = numpy.ones(len(pairs), dtype=bool)
+        numpy.logical_and.at(stays, numbers, fits)
+        return [pairs[number] for number in stays.nonzero()[0].tolist()]
 
     def waits_within(self, rank: int, op: int, limit: int) -> bool:
         """Whether the results of a recomputation could be kept from their last run instead, as far as memory goes."""
@@ -305,7 +354,7 @@ class Arrangement:
             return False
         for each in self.frame.makes[op]:
             run = bisect_left(self._runs[each], slot)
-            if self._spans[each][run][1] > slot or any(each in self.frame.reads[other] for other in self.chains[rank]):
+            if self._spans[each][run][1] > slot or each in self._read_at[rank]:
                 before = self._spans[each][run - 1][1]
                 if int(need[before + 1 : slot + 1].max(initial=NEVER)) + self.frame.size[each] > limit:
                     return False
@@ -352,12 +401,25 @@ class Arrangement:
         first = bisect_left(uses, slot)
         return first < len(uses) and (run + 1 == len(runs) or uses[first] < runs[run + 1])
 
-    def snapshot(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """What runs again where, as a value."""
-        return tuple((rank, tuple(ops)) for rank, ops in sorted(self.chains.items()))
+    def way(self) -> Way:
+        """How this state was reached; it stays valid while the state goes on from here."""
+        return Way(self.frame, self._journal)
 
 
-def chains_of(frame: Frame, schedule: Schedule) -> list[tuple[int, tuple[int, ...]]]:
+def _highest(values: Array, starts: Array, stops: Array) -> Array:
+    """The largest of `values` in each range from start to before stop; NEVER in an empty one."""
+    found = numpy.full(len(starts), NEVER, dtype=numpy.int64)
+    lengths = stops - starts
+    width, level = 1, values  # the largest of each `width` values in a row
+    while len(lengths) and width <= lengths.max():
+        here = (lengths >= width) & (lengths < 2 * width)
+        found[here] = numpy.maximum(level[starts[here]], level[stops[here] - width])
+        level = numpy.maximum(level[:-width], level[width:])
+        width *= 2
+    return found
+
+
+def chains_of(frame: Frame, schedule: Schedule) -> Chains:
     """What a schedule without swaps runs again before which op; views do not count."""
     found: list[tuple[int, tuple[int, ...]]] = []
     waiting: list[int] = []
@@ -372,7 +434,7 @@ def chains_of(frame: Frame, schedule: Schedule) -> list[tuple[int, tuple[int, ..
     return found
 
 
-def runs_of(frame: Frame, chains: Iterable[tuple[int, Sequence[int]]]) -> list[Run]:
+def runs_of(frame: Frame, chains: Chains) -> list[Run]:
     """Everything that runs, in order; a view of what was made again is taken again before it is read."""
     listing = Listing(frame.graph)
     for rank, numbers in chains:

@@ -6,15 +6,15 @@ again. Every state that no other one beats is a point of the frontier.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 import numpy
 
 from acwb.costs import Profile
 from acwb.errors import AcwbError, InfeasibleBudgetError
 from acwb.graph import Role
-from acwb.planners.arrangement import Arrangement, Chain, Frame, chains_of, runs_of
+from acwb.planners.arrangement import Arrangement, Chain, Chains, Frame, Way, chains_of, runs_of
 from acwb.planners.budgets import budget_bytes
 from acwb.planners.habits import per_block, recompute_all, sqrt_n
 from acwb.planners.mu_two import choices
@@ -28,16 +28,14 @@ HABITS = (recompute_all, sqrt_n, per_block)
 SMALL = 400  # ops; a step for which there is time to try more
 LEAP = 8  # drops at once
 
-Chains = Sequence[tuple[int, tuple[int, ...]]]
-
 
 @dataclass(frozen=True)
 class Point:
-    """A state on the way down: what runs again before which op, and what that costs."""
+    """A state on the way down: what it costs, and how it was reached."""
 
     peak_bytes: int
     seconds: float
-    chains: Chains
+    way: Way = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,7 +84,7 @@ class Frontier:
 
     def plan(self, point: Point, budget: int | None = None) -> Plan:
         """A point as a plan."""
-        schedule = freeing(self.frame.graph, runs_of(self.frame, point.chains))
+        schedule = freeing(self.frame.graph, runs_of(self.frame, point.way.chains()))
         return Plan(self.profile, schedule, "frontier", budget, point.peak_bytes)
 
     def infeasible(self, size: int) -> InfeasibleBudgetError:
@@ -186,7 +184,7 @@ def _improved(frame: Frame, points: list[Point]) -> list[Point]:
     found = list(points)
     for point in points:
         descent = _Descent(frame)
-        descent.start(point.chains)
+        descent.start(point.way.chains())
         descent.exchange(point.peak_bytes)
         found += descent.points
     return undominated(found)
@@ -224,7 +222,7 @@ class _Descent:
         self._note()
 
     def _note(self) -> None:
-        self.points.append(Point(self.state.peak()[1], self.state.seconds, self.state.snapshot()))
+        self.points.append(Point(self.state.peak()[1], self.state.seconds, self.state.way()))
 
     def run(self) -> None:
         """Go down as far as it goes."""
@@ -243,7 +241,7 @@ class _Descent:
     def exchange(self, limit: int) -> None:
         """Give up each recomputation in turn, and drop something else instead, if that takes less time."""
         state = self.state
-        for rank, op in [(rank, op) for rank, ops in state.snapshot() for op in ops]:
+        for rank, op in sorted((rank, op) for rank, ops in state.chains.items() for op in ops):
             if op in state.chains.get(rank, ()):
                 mark, seconds = state.mark(), state.seconds
                 if state.release(rank, op, sys.maxsize):
@@ -349,7 +347,6 @@ class _Descent:
     def _tidy(self, limit: int) -> None:
         """Keep again whatever fits, the most expensive first."""
         seconds = self.frame.seconds
-        pairs = [(rank, op) for rank, ops in self.state.chains.items() for op in ops]
-        for rank, op in sorted(pairs, key=lambda pair: -seconds[pair[1]]):
+        for rank, op in sorted(self.state.releasable(limit), key=lambda pair: -seconds[pair[1]]):
             if op in self.state.chains.get(rank, ()):
                 self.state.release(rank, op, limit)
