@@ -1,7 +1,7 @@
 """Prints how the planners trade memory for time, and how planning time grows: `make tradeoff`.
 
-For each real subject: what the frontier costs at given reductions of the peak, from three fresh profiles; all planners
-at twenty budgets between floor and baseline; the seconds that planning takes. Then planning time on synthetic networks.
+For each real subject: what the frontier costs at given reductions of the peak, from fresh profiles; all planners at
+twenty budgets between floor and baseline; the seconds that planning takes. Then planning time on synthetic networks.
 """
 
 import random
@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy
@@ -25,46 +26,70 @@ from acwb.schedule import Timeline
 
 Result = TypeVar("Result")
 
-PROFILES = 3
 BUDGETS = 20
 OPS_OF_A_BLOCK = 16
 SIZES = (1_000, 2_000, 5_000, 10_000, 20_000)
-# Subject, batch size, reductions of the peak above static.
+# Subject, batch size, reductions of the peak above static, how many fresh profiles.
 SUBJECTS = (
-    ("resnet152", 16, (0.3, 0.5, 0.7)),
-    ("bert", 16, (0.3, 0.5, 0.6)),
-    ("encoder", 8, (0.3, 0.5)),
-    ("resnet18", 8, (0.3, 0.5)),
+    ("resnet152", 16, (0.3, 0.5, 0.7), 3),
+    ("bert", 16, (0.3, 0.5, 0.6), 3),
+    ("encoder", 8, (0.3, 0.5), 1),
+    ("resnet18", 8, (0.3, 0.5), 1),
 )
 RIVALS: tuple[Callable[[Profile, int], Plan], ...] = (keep_all, recompute_all, sqrt_n, per_block, mu_two)
 
 
-def tradeoff_of(name: str, batch_size: int, wanted: tuple[float, ...]) -> list[str]:
-    """The lines for one fresh profile of a subject. Run in a process of its own."""
+@dataclass(frozen=True)
+class Reduction:
+    """What it costs to bring the peak above static down by a part of it: as fractions of the step's time."""
+
+    part: float
+    tensors: float  # of the peak of tensor bytes
+    total: float  # of the peak of all bytes, workspaces included
+    least: float  # the proved bound for all bytes
+
+    def __str__(self) -> str:
+        return (
+            f"−{self.part:.0%}: {self.tensors:+.2%} time for tensor bytes, {self.total:+.2%} for all bytes "
+            f"(no plan below {self.least:+.2%})"
+        )
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The lowest peak above static, relative to that without a plan: of tensor bytes, and of all bytes."""
+
+    tensors: float
+    total: float
+
+    def __str__(self) -> str:
+        return f"floor: {self.tensors - 1:.1%} of tensor bytes, {self.total - 1:.1%} of all bytes"
+
+
+def tradeoff_of(
+    name: str, batch_size: int, wanted: tuple[float, ...], beside_others: bool
+) -> tuple[list[Reduction], Floor, list[str]]:
+    """What the frontier reaches with one fresh profile of a subject. Run in a process of its own."""
     subject = getattr(acwb.models, name)(batch_size=batch_size)
     profile = acwb.profile(acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer))
-    return [f"{name}, batch {batch_size}: {line}" for line in (*reductions(profile, wanted), *contest(profile))]
+    return *reductions(profile, wanted), contest(profile) if beside_others else []
 
 
-def reductions(profile: Profile, wanted: tuple[float, ...]) -> list[str]:
-    """What the frontier costs at given reductions, and its floor: of the peak of tensor bytes, and of all bytes."""
+def reductions(profile: Profile, wanted: tuple[float, ...]) -> tuple[list[Reduction], Floor]:
+    """What the frontier costs at given reductions, and its floor."""
     frontier, static = acwb.frontier(profile), profile.graph.static_bytes
     timelines = [frontier.plan(point).timeline for point in frontier.points]
     plain = keep_all(profile).timeline
-    lines = []
+    whole = plain.tensor_peak_bytes - static, plain.peak_bytes - static
+    found = []
     for part in wanted:
-        tensors, total = (static + (1 - part) * (size - static) for size in (plain.tensor_peak_bytes, plain.peak_bytes))
+        tensors, total = (static + (1 - part) * size for size in whole)
         first = min(each.seconds for each in timelines if each.tensor_peak_bytes <= tensors)
         second = min(each.seconds for each in timelines if each.peak_bytes <= total)
-        least = acwb.lower_bound(profile, round(total)) / plain.seconds
-        lines.append(
-            f"−{part:.0%}: {first / plain.seconds - 1:+.2%} time for tensor bytes, "
-            f"{second / plain.seconds - 1:+.2%} for all bytes (no plan below {least:+.2%})"
-        )
-    tensors = (min(each.tensor_peak_bytes for each in timelines) - static) / (plain.tensor_peak_bytes - static)
-    total = (min(each.peak_bytes for each in timelines) - static) / (plain.peak_bytes - static)
-    lines.append(f"floor: {tensors - 1:.1%} of tensor bytes, {total - 1:.1%} of all bytes")
-    return lines
+        least = acwb.lower_bound(profile, int(total)) / plain.seconds
+        found.append(Reduction(part, first / plain.seconds - 1, second / plain.seconds - 1, least))
+    lowest = min(each.tensor_peak_bytes for each in timelines), min(each.peak_bytes for each in timelines)
+    return found, Floor((lowest[0] - static) / whole[0], (lowest[1] - static) / whole[1])
 
 
 def contest(profile: Profile) -> list[str]:
@@ -204,18 +229,29 @@ def growth() -> list[str]:
         taken, frontier = _timed(acwb.frontier, profile)
         counts.append(len(profile.graph.ops))
         seconds.append(taken)
-        lines.append(f"synthetic, {counts[-1]:,} ops: {len(frontier.points):,} points in {taken:.2f} s")
+        lines.append(f"{counts[-1]:,} ops: {len(frontier.points):,} points in {taken:.2f} s")
     exponent = numpy.polyfit(numpy.log(counts), numpy.log(seconds), 1)[0]
-    return [*lines, f"synthetic: planning time grows with the number of ops to the power of {exponent:.2f}"]
+    return [*lines, f"planning time grows with the number of ops to the power of {exponent:.2f}"]
 
 
 def main() -> None:
     """Print everything, a fresh process for each profile."""
-    for name, batch_size, wanted in SUBJECTS:
-        for _ in range(PROFILES):
-            sys.stdout.write("\n".join(launch(tradeoff_of, name, batch_size, wanted)) + "\n")
-            sys.stdout.flush()
-    sys.stdout.write("\n".join(growth()) + "\n")
+    for name, batch_size, wanted, profiles in SUBJECTS:
+        floors: list[Floor] = []
+        found: list[list[Reduction]] = []
+        for number in range(profiles):
+            some, floor, lines = launch(tradeoff_of, name, batch_size, wanted, number == 0)
+            found.append(some)
+            floors.append(floor)
+            _write(f"{name}, batch {batch_size}, profile {number + 1}: ", [*some, floor, *lines])
+        worst = [max(same, key=lambda each: each.tensors) for same in zip(*found, strict=True)]
+        _write(f"{name}, batch {batch_size}, worst: ", [*worst, max(floors, key=lambda each: each.tensors)])
+    _write("synthetic: ", growth())
+
+
+def _write(start: str, lines: list[Any]) -> None:
+    sys.stdout.write("".join(f"{start}{line}\n" for line in lines))
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -83,14 +83,19 @@ class Frame:
 
 @dataclass(frozen=True)
 class Chain:
-    """Ops to run again before op `rank`, and shortcuts there that they replace."""
+    """Ops to run again before op `rank`, and shortcuts there that they replace.
+
+    Attributes:
+        extends: whether it reads something that has to stay for it.
+    """
 
     rank: int
     added: tuple[int, ...]
     replaced: tuple[int, ...]
+    extends: bool
 
 
-Change = tuple[int, tuple[int, ...], tuple[int, ...], float]  # before which op; what is added and removed; seconds
+Change = tuple[int, tuple[int, ...], tuple[int, ...]]  # before which op; what is added and what removed
 Chains = Sequence[tuple[int, Sequence[int]]]  # what runs again before which op, both by number
 
 
@@ -105,7 +110,7 @@ class Way:
     def chains(self) -> Chains:
         """What runs again before which op."""
         found: dict[int, set[int]] = {}
-        for rank, added, removed, _ in self._changes[: self._count]:
+        for rank, added, removed in self._changes[: self._count]:
             found[rank] = found.get(rank, set()).difference(removed).union(added)
         return [
             (rank, sorted(ops, key=lambda op: op % self._frame.count)) for rank, ops in sorted(found.items()) if ops
@@ -122,6 +127,7 @@ class Arrangement:
         self._read_at: dict[int, set[int]] = {}  # what a chain reads
         self._read_through: dict[int, dict[int, set[int]]] = {}  # views through which a chain reads each storage
         self._journal: list[Change] = []
+        self._before: list[tuple[float, dict[int, int]]] = []  # seconds and `_more` where they were before each change
         self._runs = [[2 * rank + 1] for rank in frame.maker]
         self._uses = [list(uses) for uses in frame.uses]
         self._live = numpy.zeros(frame.end + 2, dtype=numpy.int64)
@@ -131,6 +137,7 @@ class Arrangement:
         self.waits_from = numpy.zeros(len(frame.names), dtype=numpy.int64)  # the longest gap of each storage
         self.waits_to = numpy.zeros(len(frame.names), dtype=numpy.int64)
         self._spans: list[list[tuple[int, int]]] = [[] for _ in frame.names]  # from each run to its last use
+        self._high = 0  # where the peak was when it was last asked for
         self._ending: defaultdict[int, set[int]] = defaultdict(set)  # storages whose life ends in a slot
         self._retaken = [0.0] * len(frame.names)  # seconds for taking views again of each storage
         for each in range(len(frame.names)):
@@ -144,16 +151,19 @@ class Arrangement:
     def peak(self) -> tuple[int, int]:
         """The slot at which most memory is needed, and how much."""
         need = self.need
-        slot = int(need.argmax())
+        slot = self._high = int(need.argmax())
         return slot, int(need[slot])
 
     def _covers(self, each: int, slot: int) -> bool:
         run = bisect_right(self._runs[each], slot) - 1
         return run >= 0 and slot <= self._spans[each][run][1]
 
-    def chain(self, each: int, rank: int) -> "Chain":
-        """What must change before op `rank` to make a storage there again, from what is alive there anyway."""
-        frame, slot = self.frame, 2 * rank
+    def chain(self, each: int, rank: int, limit: int = 0) -> "Chain":
+        """What must change before op `rank` to make a storage there again, from what is alive there anyway.
+
+        What was alive before is used, too, where it could stay until then within `limit` bytes.
+        """
+        frame, slot, extends = self.frame, 2 * rank, False
         there = self.chains.get(rank, ())
         found: dict[int, int] = {}  # by rank
         waiting = [each]
@@ -165,9 +175,28 @@ class Arrangement:
                 op = maker  # the op itself also makes what its shortcut makes
             if found.get(maker) != op:
                 found[maker] = op
-                waiting += [read for read in frame.reads[op] if not self._covers(read, slot)]
+                for read in frame.reads[op]:
+                    if not self._covers(read, slot):
+                        if limit and self._can_stay(read, slot, limit):
+                            extends = True
+                        else:
+                            waiting.append(read)
         replaced = tuple(maker + frame.count for maker in found if maker + frame.count in there)
-        return Chain(rank, tuple(found.values()), replaced)
+        return Chain(rank, tuple(found.values()), replaced, extends)
+
+    def _can_stay(self, each: int, slot: int, limit: int) -> bool:
+        """Whether a storage could stay from its last use to a slot, as far as memory goes."""
+        if each in self.frame.pinned:
+            return False
+        run = bisect_right(self._runs[each], slot) - 1
+        return self._has_room(each, self._spans[each][run][1] + 1, slot, limit)
+
+    def _has_room(self, each: int, start: int, stop: int, limit: int) -> bool:
+        """Whether a storage fits beside what is there from slot `start` to slot `stop`."""
+        high, room = self._high, limit - self.frame.size[each]
+        if start <= high <= stop and self._live[high] + self._more[high] > room:
+            return False  # most often so, and found at once
+        return int((self._live[start : stop + 1] + self._more[start : stop + 1]).max(initial=NEVER)) <= room
 
     def _is_short(self, each: int, slot: int) -> bool:
         """Whether a storage can be made by a shortcut: there is one, and what it needs of its op is alive."""
@@ -195,18 +224,28 @@ class Arrangement:
     def revert(self, mark: int) -> None:
         """Undo every change since a mark."""
         while len(self._journal) > mark:
-            rank, added, removed, seconds = self._journal[-1]
-            self._change(rank, removed, added)
-            del self._journal[-2:]
+            rank, added, removed = self._journal.pop()
+            seconds, measured = self._before.pop()
+            self._rearrange(rank, removed, added)
             self.seconds = seconds
+            for slot, more in measured.items():
+                self._more[slot] = more
 
     def _change(self, rank: int, added: Sequence[int], removed: Sequence[int]) -> None:
         """Run some ops again before op `rank`, and others no longer."""
+        seconds = self.seconds
+        changed = self._rearrange(rank, added, removed)
+        self._journal.append((rank, tuple(added), tuple(removed)))
+        self._before.append((seconds, {slot: int(self._more[slot]) for slot in changed}))
+        for slot in changed:
+            self._measure(slot)
+
+    def _rearrange(self, rank: int, added: Sequence[int], removed: Sequence[int]) -> list[int]:
+        """Do a change; give the slots whose recomputations then need another look."""
         frame, slot = self.frame, 2 * rank
-        self._journal.append((rank, tuple(added), tuple(removed), self.seconds))
         chain = self.chains.setdefault(rank, [])
         touched = {each for op in (*added, *removed) for each in (*frame.reads[op], *frame.makes[op])}
-        chains = {slot}
+        changed = {slot}
         for op in removed:
             chain.remove(op)
             self.seconds -= frame.seconds[op]
@@ -225,12 +264,10 @@ class Arrangement:
         self._read_through[rank] = self._views_of(chain)
         self._read_at[rank] = {each for op in chain for each in frame.reads[op]}
         for each in touched:
-            chains |= self._follow(each)
+            changed |= self._follow(each)
         if not chain:
             del self.chains[rank]
-        for changed in chains:
-            if changed % 2 == 0 and changed < frame.end:
-                self._measure(changed)
+        return [each for each in changed if each % 2 == 0 and each < frame.end]
 
     def _views_of(self, chain: Sequence[int]) -> dict[int, set[int]]:
         """Through which views the ops of a chain read each storage."""
@@ -322,12 +359,13 @@ class Arrangement:
         ending = [0] * len(chain)
         for each in self._ending[slot]:
             ending[last[each]] += frame.size[each]
-        held, worst = -sum([frame.new_bytes[op] for op in chain]), NEVER
+        held, worst = 0, NEVER
         for op, ended in zip(chain, ending, strict=True):
             held += frame.new_bytes[op]
-            worst = max(worst, held + frame.workspace[op])
+            if held + frame.workspace[op] > worst:
+                worst = held + frame.workspace[op]
             held -= ended
-        self._more[slot] = worst
+        self._more[slot] = worst - sum([frame.new_bytes[op] for op in chain])
 
     def releasable(self, limit: int) -> list[tuple[int, int]]:
         """The recomputations whose results could be kept from their last run instead, as far as memory goes there."""
@@ -349,15 +387,14 @@ class Arrangement:
 
     def waits_within(self, rank: int, op: int, limit: int) -> bool:
         """Whether the results of a recomputation could be kept from their last run instead, as far as memory goes."""
-        need, slot = self.need, 2 * rank
+        slot = 2 * rank
         if not self.frame.pinned.isdisjoint(self.frame.makes[op]):
             return False
         for each in self.frame.makes[op]:
             run = bisect_left(self._runs[each], slot)
-            if self._spans[each][run][1] > slot or each in self._read_at[rank]:
-                before = self._spans[each][run - 1][1]
-                if int(need[before + 1 : slot + 1].max(initial=NEVER)) + self.frame.size[each] > limit:
-                    return False
+            is_read = self._spans[each][run][1] > slot or each in self._read_at[rank]
+            if is_read and not self._has_room(each, self._spans[each][run - 1][1] + 1, slot, limit):
+                return False
         return True
 
     def release(self, rank: int, op: int, limit: int) -> bool:

@@ -1,8 +1,9 @@
 """What no plan can do without: a proved lower bound on the extra time that a budget costs.
 
-The step is cut at a few ops. At each cut, what is in memory must fit; between two cuts, whatever an op reads was there
-at the cut or was made again since, and an op that was run several times is charged once. Every plan satisfies that, so
-the least time that does, with fractions allowed, is below that of every plan: a linear program (HiGHS).
+Look at the step while one of its ops runs. What is in memory there must fit; and whatever is read later was there, or
+is made again after that, from what was there or is made again, too; an op that runs again several times is charged
+once. Every plan satisfies that. So the least time that does, with fractions allowed, is below that of every plan: a
+linear program (HiGHS). The best of a few such looks counts.
 """
 
 import math
@@ -17,17 +18,16 @@ from acwb.graph import Phase
 from acwb.planners.arrangement import Frame
 from acwb.planners.budgets import budget_bytes
 
-CUTS = 6  # more of them prove a little more, and take longer
+LOOKS = 8
 SAFETY = 1e-6  # the solver's answer is exact to about a tenth of this
 
 
-def lower_bound(profile: Profile, budget: int | float | str, cuts: int = CUTS) -> float:
+def lower_bound(profile: Profile, budget: int | float | str) -> float:
     """Seconds that every plan for `budget` takes longer than the step without a plan, at least.
 
     Args:
         profile: what `acwb.profile` gave, or a file of it.
         budget: bytes, "1.5GiB", or "60%" of the peak without a plan.
-        cuts: at how many points memory is looked at.
 
     Returns:
         The seconds; infinity, if no plan at all fits the budget.
@@ -41,11 +41,11 @@ def lower_bound(profile: Profile, budget: int | float | str, cuts: int = CUTS) -
     relaxation = _Relaxation(Frame(profile), size)
     if any(relaxation.least(rank) > size for rank in over.tolist()):
         return math.inf
-    chosen = {int(over[round(at)]) for at in numpy.linspace(0, len(over) - 1, max(1, cuts - 1))}
-    return relaxation.solve(sorted({*chosen, profile.peak_rank}))
+    parts = numpy.array_split(over, min(LOOKS, len(over)))
+    return max(relaxation.solve(int(part[need[part].argmax()])) for part in parts)
 
 
-Name = tuple[str, int, int]
+Name = tuple[str, int]
 Term = tuple[Name, float]
 
 
@@ -67,57 +67,45 @@ class _Relaxation:
         maker = self.frame.maker[each]
         if not self.again[maker]:
             return []
-        return [maker, maker + self.frame.count] if each in self.frame.short_of else [maker]
+        has_shortcut = self.frame.graph.ops[maker].name in self.frame.profile.shortcuts
+        is_first = self.frame.makes[maker][0] == each
+        return [maker, maker + self.frame.count] if has_shortcut and is_first else [maker]
 
-    def wanted(self, start: int, stop: int) -> set[int]:
-        """Storages from before op `start` that the ops after it, up to but not including `stop`, read."""
-        slots = range(2 * start + 2, 2 * stop)
-        return {
-            each
-            for each, uses in enumerate(self.frame.uses)
-            if self.frame.maker[each] < start and any(use in slots for use in uses)
-        }
-
-    def solve(self, cuts: list[int]) -> float:
-        """The least extra time that satisfies everything, in seconds."""
+    def solve(self, rank: int) -> float:
+        """The least extra time that satisfies everything that follows from op `rank`, in seconds."""
         frame, program = self.frame, _Program()
-        there = [self._useful(cut) for cut in cuts]
-        runs = [{op for each in useful for op in self.makers(each)} for useful in there]
-        for number, cut in enumerate(cuts):
-            for each in there[number]:
-                program.add(("there", number, each), 0.0, lower=float(2 * cut + 1 in frame.uses[each]))
-            for op in runs[number]:
-                program.add(("run", number, op), frame.seconds[op])
-        for number, cut in enumerate(cuts):
-            self._fit(program, number, cut, there[number])
-            is_last = number + 1 == len(cuts)
-            for each in self.wanted(cut, frame.count + 1 if is_last else cuts[number + 1]):
-                program.at_least(self._had(number, each), 1.0)
-            for op in runs[number]:
-                for each in frame.reads[op]:
-                    program.at_least([*self._had(number, each), (("run", number, op), -1.0)], 0.0)
-            for each in there[number] & there[number + 1] if not is_last else ():
-                program.at_least([*self._had(number, each), (("there", number + 1, each), -1.0)], 0.0)
+        there = self._useful(rank)
+        runs = {op for each in there for op in self.makers(each)}
+        for each in there:
+            program.add(("there", each), 0.0, lower=float(2 * rank + 1 in frame.uses[each]))
+        for op in runs:
+            program.add(("run", op), frame.seconds[op])
+        room = self.size - frame.graph.static_bytes - frame.workspace[rank] - frame.new_bytes[rank]
+        program.at_least([(("there", each), -frame.size[each] / self.size) for each in there], -room / self.size)
+        for each in self._read_after(rank):
+            program.at_least(self._had(each), 1.0)
+        for op in runs:
+            for each in frame.reads[op]:
+                program.at_least([*self._had(each), (("run", op), -1.0)], 0.0)
         return program.least() * (1 - SAFETY)
 
-    def _had(self, number: int, each: int) -> list[Term]:
-        """A storage from before a cut is there after it: because it was at the cut, or is made again since."""
-        return [(("there", number, each), 1.0), *((("run", number, op), 1.0) for op in self.makers(each))]
+    def _had(self, each: int) -> list[Term]:
+        """A storage is there, or made again."""
+        return [(("there", each), 1.0), *((("run", op), 1.0) for op in self.makers(each))]
 
-    def _fit(self, program: "_Program", number: int, cut: int, there: set[int]) -> None:
-        """What is there at a cut fits into the budget, beside what its op makes."""
+    def _read_after(self, rank: int) -> list[int]:
+        """Storages from before op `rank` that later ops read."""
         frame = self.frame
-        room = self.size - frame.graph.static_bytes - frame.workspace[cut]
-        room -= sum(frame.size[each] for each in frame.makes[cut])
-        terms = [(("there", number, each), -frame.size[each] / self.size) for each in there]
-        program.at_least(terms, -room / self.size)
-
-    def _useful(self, cut: int) -> set[int]:
-        """Storages from before a cut that can be of use after its op has started."""
-        frame = self.frame
-        waiting = [
-            each for each, uses in enumerate(frame.uses) if frame.maker[each] < cut and uses and uses[-1] > 2 * cut
+        return [
+            each
+            for each, uses in enumerate(frame.uses)
+            if frame.maker[each] < rank and uses and uses[-1] > 2 * rank + 1
         ]
+
+    def _useful(self, rank: int) -> set[int]:
+        """Storages from before op `rank` that can be of use when it runs, or later."""
+        frame = self.frame
+        waiting = [*self._read_after(rank), *frame.reads[rank]]
         found = set(waiting)
         while waiting:
             for op in self.makers(waiting.pop()):

@@ -25,7 +25,9 @@ from acwb.scheduler import freeing, just_in_time
 from acwb.units import gibibytes
 
 HABITS = (recompute_all, sqrt_n, per_block)
-SMALL = 400  # ops; a step for which there is time to try more
+SMALL = 100  # ops; a step for which there is time to try everything
+MEDIUM = 1000  # ops; a step for which there is time to try some of what the paper does
+EFFORT = 50_000  # ops of all such tries together
 LEAP = 8  # drops at once
 
 
@@ -147,7 +149,7 @@ def descend(frame: Frame) -> list[Point]:
     """All non-dominated points that are met, from the largest peak to the floor.
 
     The way down from keeping everything can end where only several drops at once would help, so what others do is also
-    tried; where that is ahead, the way goes on from there. For a small step there is time to improve every point.
+    tried; where that leads lower, the way goes on from there. For a small step there is time to improve every point.
     """
     descent = _Descent(frame)
     descent.run()
@@ -157,9 +159,10 @@ def descend(frame: Frame) -> list[Point]:
         other.start(chains)
         if frame.count <= SMALL or _is_ahead(other.points[0], points):
             other.tidy()
-        if any(_is_ahead(point, points) for point in other.points):
+        is_lower = other.points[-1].peak_bytes < points[-1].peak_bytes
+        if is_lower or (frame.count <= SMALL and any(_is_ahead(point, points) for point in other.points)):
             other.run()
-            points = undominated(points + other.points)
+        points = undominated(points + other.points)
     if frame.count <= SMALL:
         points = _improved(frame, points)
     return points
@@ -169,8 +172,9 @@ def _others(frame: Frame) -> Iterator[Chains]:
     """What other planners run again where."""
     for habit in HABITS:
         yield chains_of(frame, habit(frame.profile).schedule)
-    if frame.count <= SMALL:
-        for discard in choices(frame.profile):
+    if frame.count <= MEDIUM:
+        chosen = list(choices(frame.profile))
+        for discard in chosen[:: max(1, len(chosen) * frame.count // EFFORT)]:
             yield chains_of(frame, just_in_time(frame.graph, discard))
 
 
@@ -310,13 +314,14 @@ class _Descent:
         candidates = list(waiting)
         known[candidates] = self.scores[candidates]
         exact: set[int] = set()
+        alone: set[int] = set()  # whatever stays for these makes a new peak
         while True:
             each = int(known.argmin())
             if known[each] > self.too_much:
                 return False
             known[each] = numpy.inf
             others = float(known.min())
-            chain = state.chain(each, waiting[each] // 2)
+            chain = state.chain(each, waiting[each] // 2, 0 if each in alone else peak)
             score = self._least_cost(chain) / self.frame.size[each]
             if each in exact or score <= others:
                 mark, before = state.mark(), state.seconds
@@ -327,6 +332,9 @@ class _Descent:
                         self.scores[each] = 0.0  # whatever it waits for next is another matter
                         return True
                     state.revert(mark)
+                    if chain.extends:
+                        alone.add(each)
+                        known[each] = score
                     continue
                 state.revert(mark)
                 exact.add(each)
