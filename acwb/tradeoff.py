@@ -33,8 +33,8 @@ SIZES = (1_000, 2_000, 5_000, 10_000, 20_000)
 SUBJECTS = (
     ("resnet152", 16, (0.3, 0.5, 0.7), 3),
     ("bert", 16, (0.3, 0.5, 0.6), 3),
-    ("encoder", 8, (0.3, 0.5), 1),
-    ("resnet18", 8, (0.3, 0.5), 1),
+    ("encoder", 8, (0.2, 0.4), 1),
+    ("resnet18", 8, (0.2, 0.4), 1),
 )
 RIVALS: tuple[Callable[[Profile, int], Plan], ...] = (keep_all, recompute_all, sqrt_n, per_block, mu_two)
 
@@ -76,20 +76,21 @@ def tradeoff_of(
 
 
 def reductions(profile: Profile, wanted: tuple[float, ...]) -> tuple[list[Reduction], Floor]:
-    """What the frontier costs at given reductions, and its floor."""
+    """What the frontier costs at given reductions, as far as it gets, and its floor."""
     frontier, static = acwb.frontier(profile), profile.graph.static_bytes
     timelines = [frontier.plan(point).timeline for point in frontier.points]
     plain = keep_all(profile).timeline
     whole = plain.tensor_peak_bytes - static, plain.peak_bytes - static
+    lowest = min(each.tensor_peak_bytes for each in timelines), min(each.peak_bytes for each in timelines)
+    floor = Floor((lowest[0] - static) / whole[0], (lowest[1] - static) / whole[1])
     found = []
-    for part in wanted:
+    for part in [part for part in wanted if 1 - part >= max(floor.tensors, floor.total)]:
         tensors, total = (static + (1 - part) * size for size in whole)
         first = min(each.seconds for each in timelines if each.tensor_peak_bytes <= tensors)
         second = min(each.seconds for each in timelines if each.peak_bytes <= total)
         least = acwb.lower_bound(profile, int(total)) / plain.seconds
         found.append(Reduction(part, first / plain.seconds - 1, second / plain.seconds - 1, least))
-    lowest = min(each.tensor_peak_bytes for each in timelines), min(each.peak_bytes for each in timelines)
-    return found, Floor((lowest[0] - static) / whole[0], (lowest[1] - static) / whole[1])
+    return found, floor
 
 
 def contest(profile: Profile) -> list[str]:
