@@ -1,8 +1,8 @@
 """The whole trade-off between memory and time, from keeping everything down to the floor.
 
 At the peak of the moment, drop what saves most bytes there for each second that it costs, with chains that share what
-is alive; a drop that would raise another peak is not taken. Whatever was dropped earlier and would fit again is kept
-again. Every state that no other one beats is a point of the frontier.
+is alive and keep their sources where there is room; a drop that would raise another peak is not taken. Whatever was
+dropped earlier and would fit again is kept again. Every state that no other one beats is a point of the frontier.
 """
 
 import sys
