@@ -92,6 +92,11 @@ class Op:
     view: bool = False
     shortcut: tuple[str, ...] = ()
 
+    @property
+    def may_run_again(self) -> bool:
+        """Whether it gives its result again, and does nothing else, when it runs again; an update never does."""
+        return self.phase is not Phase.OPTIMIZER and not self.mutates and (self.view or bool(self.outputs))
+
 
 @dataclass(frozen=True)
 class Activation:

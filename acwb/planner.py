@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 
 from acwb.costs import Profile
 from acwb.errors import AcwbError
-from acwb.planners.arrangement import Frame
 from acwb.planners.budgets import budget_bytes
 from acwb.planners.frontier import Frontier, Point, explore
 from acwb.planners.habits import keep_all, per_block, recompute_all, sqrt_n
@@ -49,6 +48,8 @@ def plan(
     if planner != "frontier" and planner not in PLANNERS:
         raise AcwbError(f"There is no planner {planner!r}: choose one of frontier, {', '.join(PLANNERS)}.")
     if isinstance(budget, Point):
+        if planner != "frontier" or keep or recompute:
+            raise AcwbError("A frontier's point is a plan already: leave planner, keep and recompute out.")
         return _plan_of(profile, budget)
     size = budget_bytes(budget, profile.peak_bytes)
     pinned = pins(profile.graph, keep, recompute)
@@ -68,10 +69,9 @@ def plan(
 
 
 def _plan_of(profile: Profile, point: Point) -> Plan:
-    found = Frontier(Frame(profile), (point,)).plan(point)
-    if found.timeline.peak_bytes != point.peak_bytes:
+    if point.way.frame.profile != profile:
         raise AcwbError(
-            f"The point with a peak of {gibibytes(point.peak_bytes)} does not belong to this profile, with which it "
-            f"needs {gibibytes(found.timeline.peak_bytes)}: take one of acwb.frontier(profile).points."
+            f"The point with a peak of {gibibytes(point.peak_bytes)} does not belong to this profile: take one of "
+            "acwb.frontier(profile).points."
         )
-    return found
+    return Frontier(point.way.frame, (point,)).plan(point)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,9 @@ from acwb import archive
 from acwb.costs import Profile
 from acwb.errors import AcwbError
 from acwb.graph import Activation
-from acwb.planners.arrangement import Arrangement, Frame, chains_of
+from acwb.planners.arrangement import Arrangement, chains_of
 from acwb.planners.bounds import lower_bound
+from acwb.planners.frame import Frame
 from acwb.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut, Timeline
 from acwb.simulator import simulate
 from acwb.units import gibibytes, milliseconds
@@ -264,13 +266,14 @@ class Plan:
         counts = {decision: sum(each is decision for each in self.decisions.values()) for decision in Decision}
         budget = f"budget {gibibytes(self.budget_bytes)}, " if self.budget_bytes is not None else ""
         least = self.least_seconds / self.profile.step_seconds
+        best = "no plan fits this budget" if isinf(least) else f"no plan for this budget takes less than +{least:.1%}"
         at = timeline.peak_entry.op if isinstance(timeline.peak_entry, Run) else str(timeline.peak_entry)
         lines = [
             f"Plan: {self.planner}, {budget}{'fits' if self.fits else 'DOES NOT FIT'}",
             f"  peak  {gibibytes(timeline.peak_bytes)} at {at}, without a plan {gibibytes(plain)} "
             f"(above static −{saved:.1%})",
             f"  step  {milliseconds(timeline.seconds)}, without a plan {milliseconds(self.profile.step_seconds)} "
-            f"(+{self.overhead:.1%}; no plan for this budget takes less than +{least:.1%})",
+            f"(+{self.overhead:.1%}; {best})",
             f"  {counts[Decision.RETAINED]:,} activations kept, {counts[Decision.RECOMPUTE]:,} made again in "
             f"{len(self._again):,} runs" + (f", {counts[Decision.SWAP]:,} swapped" if counts[Decision.SWAP] else ""),
         ]

@@ -127,9 +127,7 @@ class _Simulation:
     def _reads_of_what_is_gone(self) -> Iterator[Offence]:
         position, storage = self.numbers.reads.of(self.ops)
         at = self.run_at[position]
-        latest = numpy.searchsorted(self.makings, storage * self.end + at) - 1
-        copy = numpy.where((latest >= 0) & (self.made[latest] == storage), self.made_copy[latest], 0)
-        item = storage * self.widest + copy
+        item = storage * self.widest + self._latest(storage, at)[0]
         event = numpy.searchsorted(self.events, item * self.end + at) - 1
         yield from self._first(
             (event < 0) | (self.item[event] != item) | ~self.comes[event],
@@ -138,6 +136,13 @@ class _Simulation:
                 f"The schedule runs {self.runs[position[odd]].op} when {self._named(item[odd])} is no longer there."
             ),
         )
+
+    def _latest(self, storage: Array, at: Array) -> tuple[Array, Array]:
+        """The newest copy of each storage before an entry, and where that was made; copy 0 at 0, if none was."""
+        making = numpy.searchsorted(self.makings, storage * self.end + at) - 1
+        is_one = numpy.append(self.made, -1)[making] == storage  # -1 also stands for no making at all
+        copies, places = numpy.append(self.made_copy, 0), numpy.append(self.makings % self.end, 0)
+        return numpy.where(is_one, copies[making], 0), numpy.where(is_one, places[making], 0)
 
     def _old_views(self) -> Iterator[Offence]:
         if self.widest == 1:
@@ -148,9 +153,8 @@ class _Simulation:
         position, view = position[pair], view[pair]
         at = self.run_at[position]
         taken = takes[numpy.searchsorted(takes, view * self.end + at) - 1] % self.end
-        latest = numpy.searchsorted(self.makings, base * self.end + at) - 1
         yield from self._first(
-            (self.made[latest] == base) & (self.makings[latest] % self.end > taken),
+            self._latest(base, at)[1] > taken,
             at,
             lambda odd: (
                 f"The schedule runs {self.runs[position[odd]].op} with the view "

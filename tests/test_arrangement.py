@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from acwb.graph import StepGraph
-from acwb.planners.arrangement import Arrangement, Frame, runs_of
+from acwb.planners.arrangement import Arrangement, runs_of
+from acwb.planners.frame import Frame
 from acwb.planners.frontier import Point, descend, undominated
 from acwb.scheduler import freeing
 from acwb.simulator import simulate

@@ -24,7 +24,7 @@ LINE = [
         "tracer",
     ),
     *("device", "profiler", "scheduler", "simulator"),
-    *("planners.budgets", "planners.pins", "planners.arrangement", "planners.bounds", "plans"),
+    *("planners.budgets", "planners.pins", "planners.frame", "planners.arrangement", "planners.bounds", "plans"),
     *("planners.habits", "planners.mu_two", "planners.frontier", "planners.optimal", "planner"),
     *("launcher", "models", "measure"),
 ]
@@ -33,7 +33,7 @@ ONLY_IN = {"torchvision": {"models"}, "transformers": {"models"}, "plotly": {"pl
 WITHOUT_TORCH = {
     *("errors", "units", "archive", "graph", "schedule", "costs", "scheduler", "simulator"),
     *("plans", "planners.budgets", "planners.pins", "planners.habits", "planners.arrangement", "planners.frontier"),
-    *("planners.bounds", "planners.mu_two", "planners.optimal", "planner"),
+    *("planners.frame", "planners.bounds", "planners.mu_two", "planners.optimal", "planner"),
 }
 
 

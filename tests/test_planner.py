@@ -118,6 +118,8 @@ def test_a_point_of_a_frontier_is_a_plan() -> None:
     assert acwb.plan(profile, frontier.points[1]) == frontier.plan(frontier.points[1])
     with pytest.raises(acwb.AcwbError, match=r"The point with a peak of .* does not belong to this profile"):
         acwb.plan(profiled(network(3)), frontier.points[1])
+    with pytest.raises(acwb.AcwbError, match="is a plan already: leave planner, keep and recompute out"):
+        acwb.plan(profile, frontier.points[1], keep="a1")
 
 
 def test_the_least_peak_within_an_overhead() -> None:
@@ -245,6 +247,7 @@ def test_the_report_of_a_plan_and_of_a_frontier() -> None:
     frontier = acwb.frontier(profiled(network()))
     assert "fits" in repr(frontier.at("70%"))
     assert "made again in" in repr(frontier.at("70%"))
+    assert "no plan fits this budget" in repr(keep_all(frontier.profile, 1))
     assert repr(frontier).startswith(f"Frontier: {len(frontier.points)} plans from")
     plain = simulate(frontier.profile, just_in_time(frontier.profile.graph))
     assert frontier.baseline_bytes == plain.peak_bytes

@@ -174,6 +174,13 @@ def test_a_view_of_an_older_copy_is_refused() -> None:
         simulate(profiled(graph), freeing(graph, [run for run in runs if run != Run("v", 1)]))
 
 
+def test_a_schedule_that_makes_nothing() -> None:
+    lines: list[Line] = [("F", "v", "w", None), ("F", "loss", "v", 1), *BACKWARD, ("B", "g", "one", 5)]
+    graph = draw({"w": 5}, lines, "loss", {"w": "g"})
+    assert simulate(profiled(graph), Schedule((Run("v"),))).tensor_bytes == (5,)
+    assert simulate(profiled(graph), Schedule((Run("v"), Run("v", 1)))).seconds == 2
+
+
 def test_only_activations_can_be_discarded() -> None:
     with pytest.raises(acwb.AcwbError, match="gb, w cannot be discarded: not an activation"):
         just_in_time(chain(), {"w", "gb", "a"})

@@ -14,9 +14,9 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
 from acwb.costs import Profile
-from acwb.graph import Phase
-from acwb.planners.arrangement import Frame
+from acwb.errors import AcwbError
 from acwb.planners.budgets import budget_bytes
+from acwb.planners.frame import Frame
 
 LOOKS = 8  # 0.2 s for ResNet-152
 SAFETY = 1e-6  # the solver's answer is exact to about a tenth of this
@@ -31,6 +31,9 @@ def lower_bound(profile: Profile, budget: int | float | str) -> float:
 
     Returns:
         The seconds; infinity, if no plan at all fits the budget.
+
+    Example:
+        >>> acwb.lower_bound(profile, "1.5GiB") / profile.step_seconds
     """
     size = budget_bytes(budget, profile.peak_bytes)
     graph = profile.graph
@@ -53,8 +56,6 @@ class _Relaxation:
     def __init__(self, frame: Frame, size: int) -> None:
         self.frame = frame
         self.size = size
-        ops = frame.graph.ops
-        self.again = [op.phase is not Phase.OPTIMIZER and bool(op.outputs) and not op.mutates for op in ops]
 
     def least(self, rank: int) -> int:
         """What op `rank` needs at least."""
@@ -65,9 +66,10 @@ class _Relaxation:
     def makers(self, each: int) -> list[int]:
         """The ops and shortcuts that make a storage again."""
         maker = self.frame.maker[each]
-        if not self.again[maker]:
+        op = self.frame.graph.ops[maker]
+        if not op.may_run_again:
             return []
-        has_shortcut = self.frame.graph.ops[maker].name in self.frame.profile.shortcuts
+        has_shortcut = op.name in self.frame.profile.shortcuts
         is_first = self.frame.makes[maker][0] == each
         return [maker, maker + self.frame.count] if has_shortcut and is_first else [maker]
 
@@ -151,5 +153,5 @@ class _Program:
         if found.status == 2:  # infeasible
             return math.inf
         if found.status != 0:
-            raise ArithmeticError(found.message)
+            raise AcwbError(f"The solver gave no lower bound: {found.message}")
         return max(0.0, float(found.fun))

@@ -14,8 +14,9 @@ import numpy
 from acwb.costs import Profile
 from acwb.errors import AcwbError, InfeasibleBudgetError
 from acwb.graph import Role
-from acwb.planners.arrangement import Arrangement, Chain, Chains, Frame, Way, chains_of, runs_of
+from acwb.planners.arrangement import Arrangement, Chain, Chains, Way, chains_of, runs_of
 from acwb.planners.budgets import budget_bytes
+from acwb.planners.frame import Frame
 from acwb.planners.habits import per_block, recompute_all, sqrt_n
 from acwb.planners.mu_two import choices
 from acwb.planners.pins import NO_PINS, Pins, pins

@@ -15,7 +15,6 @@ from functools import cache
 
 from acwb.costs import Profile
 from acwb.errors import AcwbError
-from acwb.graph import Op, Phase
 from acwb.planners.bounds import lower_bound
 from acwb.planners.frontier import explore
 from acwb.plans import Plan
@@ -103,7 +102,7 @@ class Search:
             for item in _items(self._bits(op.inputs) if op.view else 0):
                 self._views[item] = self._views.get(item, 0) | self._bit[op.name]
         self._firsts = [self._move(rank, first=True) for rank in range(len(self.graph.ops))]
-        self._agains = [self._move(rank) for rank, op in enumerate(self.graph.ops) if _may_run_again(op)]
+        self._agains = [self._move(rank) for rank, op in enumerate(self.graph.ops) if op.may_run_again]
         self._agains += [self._move(self.graph.rank[name], short=True) for name in profile.shortcuts]
         self._makers: dict[int, list[Move]] = {}
         for move in self._agains:
@@ -279,10 +278,6 @@ class Search:
             else:
                 listing.run_until(move.rank + 1)
         return freeing(self.graph, listing.runs)
-
-
-def _may_run_again(op: Op) -> bool:
-    return op.phase is not Phase.OPTIMIZER and not op.mutates and (op.view or bool(op.outputs))
 
 
 def _items(items: int) -> Iterator[int]:
