@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: run test test-slow lab results bench predictions tradeoff clean
+.PHONY: run test test-slow lab results bench predictions overheads tradeoff clean
 
 # Installed again whenever the dependencies change; what is there already is kept.
 .venv/installed: pyproject.toml
@@ -33,6 +33,9 @@ bench: .venv/installed
 
 predictions: .venv/installed
 	$(BIN)/python -m acwb.bench predictions
+
+overheads: .venv/installed
+	$(BIN)/python -m acwb.bench overheads
 
 tradeoff: .venv/installed
 	$(BIN)/python -m acwb.tradeoff

@@ -5,6 +5,7 @@ from acwb import compatibility
 compatibility.define_missing_torchvision_ops()  # before anything imports torchvision or transformers
 
 from acwb import models  # noqa: E402
+from acwb.blocks import per_block_checkpoint  # noqa: E402
 from acwb.costs import Profile  # noqa: E402
 from acwb.errors import AcwbError, CaptureError, ChangedStepError, InfeasibleBudgetError  # noqa: E402
 from acwb.graph import Activation, Op, Phase, Role, StepGraph, Storage  # noqa: E402
@@ -13,6 +14,8 @@ from acwb.planners.bounds import lower_bound  # noqa: E402
 from acwb.planners.frontier import Frontier, frontier  # noqa: E402
 from acwb.plans import Decision, Plan  # noqa: E402
 from acwb.profiler import profile  # noqa: E402
+from acwb.rewriter import rewrite  # noqa: E402
+from acwb.runtime import Checkpointed, checkpoint  # noqa: E402
 from acwb.step import TracedStep  # noqa: E402
 from acwb.tracer import trace  # noqa: E402
 
@@ -21,6 +24,7 @@ __all__ = [
     "AcwbError",
     "CaptureError",
     "ChangedStepError",
+    "Checkpointed",
     "Decision",
     "Frontier",
     "InfeasibleBudgetError",
@@ -32,10 +36,13 @@ __all__ = [
     "StepGraph",
     "Storage",
     "TracedStep",
+    "checkpoint",
     "frontier",
     "lower_bound",
     "models",
+    "per_block_checkpoint",
     "plan",
     "profile",
+    "rewrite",
     "trace",
 ]

@@ -40,14 +40,17 @@ class Assembly:
 
     Attributes:
         placeholders: the model's tensors, in the order of its slots, then the batch's.
+        is_open: the loss is computed outside; the outputs' derivatives come from there, and stay to the end.
+        outputs: what the forward pass gives, by position: the loss, or the outputs that it is computed from.
         gradients: for each parameter slot the node of its gradient, or None.
         updates: positions among the placeholders of what the step writes back, with the node of the new value.
     """
 
     slots: tuple[Slot, ...]
+    is_open: bool = False
     graph: fx.Graph = field(default_factory=fx.Graph)
     placeholders: list[fx.Node] = field(default_factory=list)
-    loss: fx.Node | None = None
+    outputs: dict[int, fx.Node] = field(default_factory=dict)
     gradients: dict[int, fx.Node | None] = field(default_factory=dict)
     updates: dict[int, fx.Node] = field(default_factory=dict)
 
@@ -66,11 +69,13 @@ def placeholder(graph: fx.Graph, name: str, role: Role, value: object, module: s
     return node
 
 
-def assemble(joint: fx.Graph, slots: tuple[Slot, ...], inputs: Mapping[str, torch.Tensor]) -> Assembly:
+def assemble(
+    joint: fx.Graph, slots: tuple[Slot, ...], inputs: Mapping[str, torch.Tensor], is_open: bool = False
+) -> Assembly:
     """Make forward, backward and writing back from the joint graph of AOTAutograd."""
-    assembly = Assembly(slots)
+    assembly = Assembly(slots, is_open)
     copies = _copy_placeholders(assembly, joint, inputs)
-    _copy_ops(assembly.graph, joint, copies)
+    _copy_ops(assembly, joint, copies)
     _read_results(assembly, joint, copies)
     _own_gradients(assembly)
     _write_back(assembly)
@@ -78,8 +83,9 @@ def assemble(joint: fx.Graph, slots: tuple[Slot, ...], inputs: Mapping[str, torc
 
 
 def finish(assembly: Assembly) -> fx.Graph:
-    """Close the graph: its output is the loss, the gradients and the new values."""
-    assembly.graph.output((assembly.loss, list(assembly.gradients.values()), list(assembly.updates.values())))
+    """Close the graph: its output is what the forward pass gives, the gradients and the new values."""
+    outputs = [node for _, node in sorted(assembly.outputs.items())]
+    assembly.graph.output((outputs, list(assembly.gradients.values()), list(assembly.updates.values())))
     assembly.graph.lint()
     return assembly.graph
 
@@ -117,13 +123,13 @@ def _copy_placeholders(
     return {node: assembly.placeholders[position] for position, node in recorded.items()}
 
 
-def _copy_ops(graph: fx.Graph, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
-    phase = Phase.FORWARD
+def _copy_ops(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+    graph, phase = assembly.graph, Phase.FORWARD
     constants: dict[int, fx.Node] = {}
     for node in [node for node in joint.nodes if node.op in ("call_function", "get_attr")]:
         if phase is Phase.FORWARD and node.meta.get("partitioner_tag") == "is_backward":
             phase = Phase.BACKWARD
-            _start_backward(graph, joint, copies)
+            _start_backward(assembly, joint, copies)
         module = node.meta.get("custom", {}).get("module", "")
         _refuse(node, module)
         if node.target in (aten.detach.default, aten.alias.default):
@@ -132,6 +138,8 @@ def _copy_ops(graph: fx.Graph, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) 
         if node.op == "get_attr" and (known := constants.get(id(getattr(joint.owning_module, node.target)))):
             copies[node] = known  # one constant under two names
             continue
+        if node.target is aten.mkldnn_rnn_layer_backward.default:
+            _tell_biases_apart(node)
         copy = graph.node_copy(node, copies.__getitem__)
         if node.target is aten.bernoulli.p:
             copy.target = kernels.bernoulli
@@ -140,7 +148,17 @@ def _copy_ops(graph: fx.Graph, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) 
         if node.op == "get_attr":
             constants[id(getattr(joint.owning_module, node.target))] = copy
     if phase is Phase.FORWARD:
-        _start_backward(graph, joint, copies)
+        _start_backward(assembly, joint, copies)
+
+
+def _tell_biases_apart(node: fx.Node) -> None:
+    """Torch records the gradients of an LSTM layer's two biases as one tensor, but its kernel makes two."""
+    values = list(node.meta["val"])
+    values[4] = values[4].clone()
+    node.meta["val"] = tuple(values)
+    for part in node.users:
+        position: Any = part.args[1]
+        part.meta["val"] = values[position]
 
 
 def _refuse(node: fx.Node, module: str) -> None:
@@ -160,18 +178,22 @@ def _refuse(node: fx.Node, module: str) -> None:
         )
 
 
-def _start_backward(graph: fx.Graph, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+def _start_backward(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
     """Make the derivatives with which the backward pass starts, which are inputs of the joint graph.
 
-    The loss's own is one. The new value of a parameter that the model writes into has one too, which is zero.
+    The loss's own is one, and stands for those that come from outside. The new value of a parameter that the model
+    writes into has one too, which is zero.
     """
     for tangent in joint.find_nodes(op="placeholder"):
         if tangent not in copies:
             value = tangent.meta["val"]
-            derivative = 1.0 if isinstance(tangent.meta["desc"].output, PlainAOTOutput) else 0.0
+            of = tangent.meta["desc"].output
             options = {"dtype": value.dtype, "device": value.device}
-            node = graph.call_function(aten.full.default, (list(value.shape), derivative), options)
+            derivative = 1.0 if isinstance(of, PlainAOTOutput) else 0.0
+            node = assembly.graph.call_function(aten.full.default, (list(value.shape), derivative), options)
             node.meta = {"val": value, "phase": Phase.BACKWARD, "module": ""}
+            if assembly.is_open and isinstance(of, PlainAOTOutput):
+                node.meta["derivative_of"] = of.idx
             copies[tangent] = node
 
 
@@ -182,7 +204,7 @@ def _read_results(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, fx.
         if node is None:  # no gradient
             continue
         if isinstance(description, PlainAOTOutput):
-            assembly.loss = copies[node]
+            assembly.outputs[description.idx] = copies[node]
         elif isinstance(description, InputMutationAOTOutput):
             assembly.updates[_position(assembly, description.mutated_input)] = copies[node]
         elif not isinstance(description, GradAOTOutput):
@@ -195,8 +217,8 @@ def _read_results(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, fx.
 
 def _own_gradients(assembly: Assembly) -> None:
     """Give each gradient its parameter's layout and memory of its own, as autograd does when it sets `.grad`."""
-    others = [assembly.loss, *assembly.updates.values(), *assembly.graph.find_nodes(op="get_attr")]
-    taken = {storage_of(node.meta["val"]) for node in (*assembly.placeholders, *others) if node}
+    others = [*assembly.outputs.values(), *assembly.updates.values(), *assembly.graph.find_nodes(op="get_attr")]
+    taken = {storage_of(node.meta["val"]) for node in (*assembly.placeholders, *others)}
     spans: dict[int, list[tuple[int, int]]] = {}
     for position, gradient in assembly.gradients.items():
         if gradient is None:
@@ -247,20 +269,32 @@ def _last_beside(graph: fx.Graph, gradient: fx.Node) -> fx.Node:
 
 
 def _write_back(assembly: Assembly) -> None:
-    """End the backward phase with one op that writes the new values into buffers and mutated inputs."""
+    """Add the op that writes the new values into buffers and mutated inputs.
+
+    It ends the backward phase, so that an interrupted step leaves nothing behind; or, where the loss is computed
+    outside, the forward phase, after which they are there in eager.
+    """
     if not assembly.updates:
         return
+    backward = (node for node in assembly.graph.nodes if node.meta.get("phase") is Phase.BACKWARD)
+    end = next(backward) if assembly.is_open else assembly.graph._root
+    phase = Phase.FORWARD if assembly.is_open else Phase.BACKWARD
+    with assembly.graph.inserting_before(end):
+        _add_write_back(assembly, phase)
+
+
+def _add_write_back(assembly: Assembly, phase: Phase) -> None:
     existing = {storage_of(node.meta["val"]) for node in assembly.placeholders}
     for position, value in assembly.updates.items():
         if storage_of(value.meta["val"]) in existing:  # or an earlier copy could overwrite it
             copy = assembly.graph.call_function(aten.clone.default, (value,))
             copy.meta = {
                 "val": aten.clone.default(value.meta["val"]),
-                "phase": Phase.BACKWARD,
+                "phase": phase,
                 "module": value.meta["module"],
             }
             assembly.updates[position] = copy
     targets = [assembly.placeholders[position] for position in assembly.updates]
     arguments = (targets, list(assembly.updates.values()))
     node = assembly.graph.create_node("call_function", aten._foreach_copy_.default, arguments, name="write_back")
-    node.meta = {"val": None, "phase": Phase.BACKWARD, "module": "", "writes_back": True}
+    node.meta = {"val": None, "phase": phase, "module": "", "writes_back": True}

@@ -1,4 +1,4 @@
-"""Prints the tables that the README and the notes quote: `make bench` and `make predictions`."""
+"""Prints the tables that the README and the notes quote: `make bench`, `make predictions` and `make overheads`."""
 
 import sys
 import time
@@ -34,6 +34,12 @@ PREDICTED = (
     *(("resnet152", 2, 11), ("resnet152", 4, 11), ("resnet152", 8, 5)),
     *(("bert", 2, 11), ("bert", 4, 11), ("bert", 8, 5)),
 )
+
+
+# What is planned and run: subject, batch size, reductions of the peak above static.
+PLANNED = (("resnet152", 16, (0.3, 0.5, 0.7)), ("bert", 16, (0.3, 0.5, 0.6)))
+WIDEST = 0.06  # of an interval of a time ratio
+MOST_ROUNDS = 33
 
 
 def captured_beside_eager(make: Callable[..., Subject], batch_size: int) -> str:
@@ -110,6 +116,57 @@ def sum_of_ops_beside_step(step: TracedStep, rounds: int) -> tuple[float, Ratio,
     return float(numpy.median(steps)) * 1e3, Ratio(compare(everything), float(low), float(high), rounds), together
 
 
+def planned_beside_eager(name: str, batch_size: int, wanted: tuple[float, ...]) -> list[str]:
+    """A row for each reduction: its plan's peak and time, predicted and measured. Run in a process of its own."""
+    make = partial(getattr(acwb.models, name), batch_size=batch_size)
+    subject = make()
+    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    profile = acwb.profile(step)
+    frontier, static = acwb.frontier(profile), step.graph.static_bytes
+    plans = {part: frontier.at(static + int((1 - part) * (profile.peak_bytes - static))) for part in wanted}
+    steps = {f"{part:.0%}": acwb.rewrite(step, plan) for part, plan in plans.items()}
+    actions = {"eager": subject.eager_step, "captured": step.run, **{part: each.run for part, each in steps.items()}}
+    seconds = interleave(actions, 11)
+    while len(seconds["eager"]) < MOST_ROUNDS and any(
+        _width(ratio(seconds[part], seconds["eager"])) > WIDEST for part in steps
+    ):
+        for action, more in interleave(actions, 4).items():
+            seconds[action] += more
+    rows = [
+        f"{name} at batch {batch_size}: eager {numpy.median(seconds['eager']) * 1e3:,.0f} ms, captured "
+        f"{ratio(seconds['captured'], seconds['eager'])} of it, {len(seconds['eager'])} rounds"
+    ]
+    for part, plan in plans.items():
+        planned = steps[f"{part:.0%}"]
+        against = [str(ratio(seconds[f"{part:.0%}"], seconds[other])) for other in ("eager", "captured")]
+        budget = plan.budget_bytes or 0
+        peaks = [
+            tensor_peak_bytes(planned) / plan.timeline.tensor_peak_bytes,
+            allocated_peak_bytes(planned) / budget,
+            process_peak_bytes(make, plan) / budget,
+        ]
+        rows.append(
+            f"  −{part:.0%} {gibibytes(budget):>11}  predicted {plan.overhead:+.1%}  measured {against[0]} of eager, "
+            f"{against[1]} of captured  tensors ÷ predicted {peaks[0]:.5f}, ÷ budget: allocator {peaks[1]:.5f}, "
+            f"process {peaks[2]:.5f}"
+        )
+    return rows
+
+
+def _width(relative: Ratio) -> float:
+    return relative.high - relative.low
+
+
+def overheads() -> None:
+    """Print plans of the real subjects beside their runs, a fresh process for each subject."""
+    sys.stdout.write(
+        "planned steps: reduction of the peak above static, budget; time and peaks, predicted and measured\n"
+    )
+    for name, batch_size, wanted in PLANNED:
+        sys.stdout.write("\n".join(launch(planned_beside_eager, name, batch_size, wanted)) + "\n")
+        sys.stdout.flush()
+
+
 def bench() -> None:
     """Print the captured step beside eager."""
     write = sys.stdout.write
@@ -142,4 +199,5 @@ def predictions() -> None:
 if __name__ == "__main__":
     from acwb import bench as this  # under its own name, by which fresh processes find its functions
 
-    {"bench": this.bench, "predictions": this.predictions}[sys.argv[1] if len(sys.argv) > 1 else "bench"]()
+    tables = {"bench": this.bench, "predictions": this.predictions, "overheads": this.overheads}
+    tables[sys.argv[1] if len(sys.argv) > 1 else "bench"]()

@@ -1,12 +1,12 @@
 """Checks what `trace` is given, and refuses in one sentence what cannot become a training step."""
 
+import math
 import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from acwb import eager
 from acwb.binder import Slot
 from acwb.errors import AcwbError, CaptureError
 from acwb.graph import Role
@@ -82,10 +82,6 @@ def check_optimizer(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> 
 
 def check_modes(model: nn.Module) -> None:
     """Refuse surroundings in which nothing can be trained, and warn of normalization in eval mode."""
-    if any(torch.is_autocast_enabled(device) for device in {"cpu", eager.accelerator()}):
-        raise AcwbError(
-            "trace was called inside torch.autocast: enter autocast inside loss_fn, around the model's call."
-        )
     if torch.is_inference_mode_enabled():
         raise AcwbError("trace was called inside torch.inference_mode, where nothing can be trained: leave it first.")
     normalizations = [
@@ -97,7 +93,7 @@ def check_modes(model: nn.Module) -> None:
         warnings.warn(
             f"{len(normalizations)} normalization layers (first: {normalizations[0]}) are in eval mode: the step uses "
             "their running statistics and does not update them. For ordinary training call model.train() before trace.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -105,7 +101,7 @@ def check_loss(loss: object) -> None:
     """Refuse what backward could not start from."""
     if not isinstance(loss, torch.Tensor):
         raise CaptureError(f"loss_fn returned {described(loss)}: return one scalar tensor.")
-    if loss.numel() != 1:
+    if math.prod(loss.shape) != 1:
         raise CaptureError(f"The loss has shape {tuple(loss.shape)}, not one value: reduce it, with .mean() for one.")
     if not loss.dtype.is_floating_point:
         raise CaptureError(f"The loss is {loss.dtype}: return a real floating-point scalar.")

@@ -6,11 +6,14 @@ off; both change the last bit of some results. `as_in_eager` and `cast_cache` un
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 import numpy
 import torch
 from torch._C import DispatchKey
+from torch._decomp import decomposition_table
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 # What recording needs: these decompositions leave the values as they are.
 _HARMLESS = (
@@ -25,12 +28,16 @@ _COMPOSITE = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 
 @contextmanager
-def as_in_eager() -> Iterator[None]:
-    """Record what eager runs: its kernels, with gradients, the global random state left alone."""
+def as_in_eager(announced: bool = False) -> Iterator[None]:
+    """Record what eager runs: its kernels, with gradients, the global random state left alone.
+
+    Where the recording is `announced`, as `torch.compiler.is_compiling()`, transformers asks no questions about the
+    values of a mask. But some models then compute otherwise than in eager.
+    """
     with ExitStack() as stack:
+        if announced:
+            stack.enter_context(replaced(torch.compiler, _is_compiling_flag=True))
         stack.enter_context(_random_state_kept())
-        # Lets libraries know that they are being recorded: transformers then asks no questions about a mask's values.
-        stack.enter_context(replaced(torch.compiler, _is_compiling_flag=True))
         stack.enter_context(_own_kernels())
         stack.enter_context(torch.enable_grad())
         yield
@@ -69,6 +76,7 @@ def _own_kernels() -> Iterator[None]:
         for op in list(_composite_ops()):
             stack.enter_context(_python_kernel(op, None))
         stack.enter_context(_python_kernel(torch.ops.aten.dropout.default, _dropout))
+        stack.enter_context(_dropout_in_its_layout())
         yield
 
 
@@ -115,6 +123,27 @@ def _dropout(value: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
         dropped: torch.Tensor = torch.ops.aten.native_dropout(value, p, train)[0]
         return dropped
     return value * torch.empty_like(value).bernoulli_(keep).div_(keep)
+
+
+@contextmanager
+def _dropout_in_its_layout() -> Iterator[None]:
+    """Record the derivative of dropout as a CPU's kernel lays it out: as the gradient, not always contiguous."""
+    op = torch.ops.aten.native_dropout_backward.default
+    recorded = decomposition_table[op]
+
+    @wraps(recorded)
+    def lay_out(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+        if gradient.device.type != "cpu":
+            result: torch.Tensor = recorded(gradient, mask, scale)
+            return result
+        return gradient * mask.type_as(gradient) * scale
+
+    FakeTensorMode.cache_clear()  # of what was recorded before
+    decomposition_table[op] = lay_out
+    try:
+        yield
+    finally:
+        decomposition_table[op] = recorded
 
 
 def _factor_is_exact(keep: float, dtype: torch.dtype) -> bool:

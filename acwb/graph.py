@@ -73,10 +73,13 @@ class Op:
         inputs: the storages it reads.
         outputs: the storages it makes; none for a view or an in-place op.
         mutates: the storages that it writes into.
-        holds: storages that are alive until it has run, although it does not read them: the optimizer's own variables.
+        holds: storages that are alive until it has run, although it does not read them: the optimizer's own variables,
+            derivatives that came from outside.
         random: it draws from the random generator.
         view: its result shares the storage of its input.
         shortcut: what a cheaper kernel reads that makes its first output again; some of it are its other outputs.
+        recomputes: in a rewritten step, the op that it runs again.
+        once: it must not run again: its result is given from outside of the step, or taken there.
     """
 
     name: str
@@ -91,11 +94,14 @@ class Op:
     random: bool = False
     view: bool = False
     shortcut: tuple[str, ...] = ()
+    recomputes: str = ""
+    once: bool = False
 
     @property
     def may_run_again(self) -> bool:
         """Whether it gives its result again, and does nothing else, when it runs again; an update never does."""
-        return self.phase is not Phase.OPTIMIZER and not self.mutates and (self.view or bool(self.outputs))
+        gives_again = not self.once and (self.view or bool(self.outputs))
+        return self.phase is not Phase.OPTIMIZER and not self.mutates and gives_again
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,11 @@ class Activation:
 
 @dataclass(frozen=True)
 class Environment:
-    """Where and for what a step was captured."""
+    """Where and for what a step was captured.
+
+    Attributes:
+        random_state_bytes: the size of the random generator's state, which is kept for a random op that runs again.
+    """
 
     torch: str
     device: str
@@ -122,6 +132,7 @@ class Environment:
     optimizer: str
     dtype: str
     batch: tuple[str, ...]
+    random_state_bytes: int = 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -131,6 +142,7 @@ class StepGraph:
     Attributes:
         loss: the storage of the loss; like the gradients it is alive to the end of the step.
         gradients: each trainable parameter that has a gradient, with the gradient's storage.
+        outputs: where the loss is computed outside of the step: what else it gives.
     """
 
     ops: tuple[Op, ...]
@@ -138,6 +150,7 @@ class StepGraph:
     loss: str
     gradients: tuple[tuple[str, str], ...]
     environment: Environment
+    outputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self)
@@ -169,7 +182,7 @@ class StepGraph:
     @cached_property
     def kept(self) -> frozenset[str]:
         """Storages made by the step that are alive at its end."""
-        return frozenset({self.loss, *(gradient for _, gradient in self.gradients)})
+        return frozenset({self.loss, *self.outputs, *(gradient for _, gradient in self.gradients)})
 
     @cached_property
     def static_bytes(self) -> int:
@@ -279,6 +292,7 @@ class StepGraph:
             loss=content["loss"],
             gradients=tuple((parameter, gradient) for parameter, gradient in content["gradients"]),
             environment=Environment(**{**environment, "batch": tuple(environment["batch"])}),
+            outputs=tuple(content["outputs"]),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -406,7 +420,7 @@ def _check(graph: StepGraph) -> None:
     for storage in graph.storages:
         if storage.role is Role.ACTIVATION and storage.name not in made & read_backward:
             raise AcwbError(f"Storage {storage.name} is an activation, but no backward op reads it.")
-    for name in (graph.loss, *(name for pair in graph.gradients for name in pair)):
+    for name in (graph.loss, *graph.outputs, *(name for pair in graph.gradients for name in pair)):
         if name not in alive:
             raise AcwbError(f"Storage {name} is the loss or a gradient, but the graph does not have it.")
 

@@ -1,6 +1,11 @@
-"""Two ops of our own, for what eager PyTorch does and ATen's functional ops cannot say."""
+"""Functions of our own in a step's graph, for what eager PyTorch does and ATen's functional ops cannot say.
 
-from collections.abc import Sequence
+Two of them are ops of a captured step. A rewritten step keeps the state of the random generator before a random op, and
+replays the op from there: the same numbers again, and the stream goes on as if nothing had been drawn.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -24,3 +29,36 @@ _LIBRARY.impl("bernoulli", _bernoulli, "CompositeExplicitAutograd")
 
 gradient_copy = torch.ops.acwb.gradient_copy.default
 bernoulli = torch.ops.acwb.bernoulli.default
+
+
+def random_state(device: torch.device) -> torch.Tensor:
+    """The state of the generator that ops on `device` draw from."""
+    state: torch.Tensor = (
+        torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+    )
+    return state
+
+
+def set_random_state(device: torch.device, state: torch.Tensor) -> None:
+    """Have the ops on `device` draw from a state on."""
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)
+
+
+def keep_random_state(state: torch.Tensor, device: torch.device) -> None:
+    """Write the generator's state into `state`."""
+    state.copy_(random_state(device))
+
+
+def replayed(
+    state: torch.Tensor, device: torch.device, kernel: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """What a random op gave when the generator was in `state`; the generator itself does not move."""
+    now = random_state(device)
+    set_random_state(device, state)
+    try:
+        return kernel(*args, **kwargs)
+    finally:
+        set_random_state(device, now)

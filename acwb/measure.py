@@ -19,6 +19,8 @@ from tqdm.auto import tqdm
 from acwb.device import meter_of, peak_resident_bytes, reset_peak_resident, resident_bytes, trim_memory
 from acwb.launcher import PLAIN_MEMORY, launch
 from acwb.models import Subject
+from acwb.plans import Plan
+from acwb.rewriter import rewrite
 from acwb.step import TracedStep
 from acwb.tracer import trace
 
@@ -123,14 +125,16 @@ def allocated_peak_bytes(step: TracedStep) -> int:
     return step.graph.static_bytes + meter.growth()["step"]
 
 
-def process_peak_bytes(make: Callable[[], Subject]) -> int:
+def process_peak_bytes(make: Callable[[], Subject], plan: Plan | None = None) -> int:
     """The same as the operating system sees it: the growth of a fresh process in a step, and what exists before it."""
-    return launch(_process_peak, make, environment=PLAIN_MEMORY)
+    return launch(_process_peak, make, plan, environment=PLAIN_MEMORY)
 
 
-def _process_peak(make: Callable[[], Subject]) -> int:
+def _process_peak(make: Callable[[], Subject], plan: Plan | None) -> int:
     subject = make()
     step = trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    if plan is not None:
+        step = rewrite(step, plan)
     for _ in range(2):  # libraries keep buffers from their first calls
         step.run()
     step.free_gradients()

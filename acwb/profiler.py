@@ -218,8 +218,9 @@ class Call:
 def _calls(step: TracedStep) -> tuple[Call, ...]:
     """The ops of a step in order, each with the nodes that live on after it and those that do not."""
     (output,) = step.fx_graph.find_nodes(op="output")
-    loss, gradients, _ = output.args[0]
-    kept = {loss, *gradients}
+    outputs, gradients, _ = output.args[0]
+    derivatives = [node for node in step.fx_graph.nodes if "derivative_of" in node.meta]
+    kept = {*outputs, *gradients, *derivatives}
     order = {node: position for position, node in enumerate(step.fx_graph.nodes)}
     nodes = [node for node in step.fx_graph.nodes if node.op == "call_function"]
     dying: defaultdict[fx.Node, list[fx.Node]] = defaultdict(list)

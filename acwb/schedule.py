@@ -8,7 +8,7 @@ entries. An op reads the newest copy of what it needs.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from acwb.graph import Role
+from acwb.graph import Role, StepGraph
 from acwb.units import gibibytes
 
 
@@ -58,6 +58,11 @@ class Schedule:
     def __len__(self) -> int:
         return len(self.entries)
 
+    def replayed(self, graph: StepGraph) -> tuple[str, ...]:
+        """The random ops that run again with the numbers of their first run, for which a random state is kept."""
+        again = dict.fromkeys(run.op for run in self.entries if isinstance(run, Run) and run.copy and not run.short)
+        return tuple(name for name in again if graph.ops[graph.rank[name]].random)
+
     def __repr__(self) -> str:
         runs = [entry for entry in self.entries if isinstance(entry, Run)]
         again = sum(run.copy > 0 for run in runs)
@@ -70,8 +75,10 @@ class Timeline:
     """What a schedule costs. Positions count the schedule's entries; bytes are those after an entry.
 
     Attributes:
-        tensor_bytes: live storages. For a `Run`, when it has made its outputs and still has its inputs.
-        total_bytes: the same with the running op's workspace, which is what a budget bounds.
+        tensor_bytes: live storages. For a `Run`, when it has made its outputs and still has its inputs. The random
+            states that are kept for random ops that run again count as there from the start.
+        total_bytes: the same with the running op's workspace, which is what a budget bounds. Where random ops run
+            again, it has room for one more random state: that of the stream, which waits meanwhile.
         by_role: `tensor_bytes` of each role.
         alive_at_peak: the storages (with their copy) that are alive at the peak of `total_bytes`, the largest first.
         peak_entry: what runs there.

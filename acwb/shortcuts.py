@@ -5,11 +5,13 @@ a kernel's arithmetic is a matter of how torch was built (batch normalization fu
 the profiler compares the results on real data, and only a rule that gives the same bits there is ever used.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
 aten = torch.ops.aten
 
@@ -58,6 +60,11 @@ RULES: dict[Any, Rule] = {
     ),
     aten.max_pool2d_with_indices.default: Rule(_max_pool, (0,), (1,), lambda _: True),
 }
+
+
+def parts_of(node: fx.Node) -> dict[int, fx.Node]:
+    """The nodes that name parts of an op's result, by position."""
+    return {user.args[1]: user for user in node.users if user.target is operator.getitem}  # type: ignore[misc]
 
 
 def rule_of(target: Any, arguments: Sequence[Any]) -> Rule | None:

@@ -182,10 +182,13 @@ class _Simulation:
         sizes = self.numbers.sizes[storage]
         changes = numpy.zeros((len(Role), self.end), dtype=numpy.int64)
         numpy.add.at(changes, (self.numbers.roles[storage], self.at), numpy.where(self.comes, sizes, -sizes))
+        states = len(self.schedule.replayed(self.graph)) if self.widest > 1 else 0
+        state_bytes = self.graph.environment.random_state_bytes
+        changes[list(Role).index(Role.OTHER), 0] += states * state_bytes
         by_role = changes.cumsum(axis=1)[:, 1:]
         tensors = by_role.sum(axis=0)
         seconds, workspace, shortcuts = self.profile.seconds, self.profile.workspace_bytes, self.profile.shortcuts
-        total = tensors.copy()
+        total = tensors + (state_bytes if states else 0)
         total[self.run_at - 1] += _array(
             [shortcuts[run.op][1] if run.short else workspace[run.op] for run in self.runs]
         )

@@ -4,8 +4,8 @@
 drops each value at its last use. `.grad` is freed first; buffers, inputs and parameters are written last.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from acwb.binder import ModuleState, Slot, check_unchanged, refuse_hooks
 from acwb.errors import AcwbError, ChangedStepError
 from acwb.graph import Phase, Role, StepGraph
+from acwb.transaction import interrupts_deferred, undone_on_error
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,8 @@ class TracedStep:
 
     Attributes:
         graph: the step as ops and storages, without torch.
-        fx_graph: the same ops as FX nodes, in the same order and under the same names. Its output is the loss, a
-            gradient (or None) for each parameter slot, and the new value of each slot and input in `updated`.
+        fx_graph: the same ops as FX nodes, in the same order and under the same names. Its output is the loss (in a
+            list), a gradient (or None) for each parameter slot, and the new value of each slot and input in `updated`.
         slots: the model's tensors, in the order of the graph's first placeholders; the batch's tensors come next.
         updated: positions among those placeholders of what the step writes back (running statistics and the like).
     """
@@ -152,7 +153,9 @@ class TracedStep:
         """Do one iteration on `batch` (by default the captured one) and return the detached loss.
 
         Frees `.grad`, runs forward and backward, sets `.grad` on every trainable parameter (None where eager PyTorch
-        leaves None), writes back buffers and mutated inputs, and calls the optimizer's own `step()`.
+        leaves None), writes back buffers and mutated inputs, and calls the optimizer's own `step()`. An error or an
+        interrupt before that leaves everything as it was, but for `.grad`, which is None; an interrupt after that waits
+        for the end of the step.
 
         Example:
             >>> for batch in loader:
@@ -162,18 +165,21 @@ class TracedStep:
         inputs = self.inputs(batch)
         parameters = [tensor for slot, tensor in zip(self.slots, inputs, strict=False) if slot.role is Role.PARAMETER]
         self.free_gradients()
-        with kernels_only(self.device):
-            loss, gradients, updates = self._compute(*inputs)
-        if self.updated:
-            with torch.no_grad():
-                torch._foreach_copy_([inputs[position] for position in self.updated], updates)
-        del updates
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            if gradient is not None:
-                parameter.grad = gradient
-        del gradients
-        if self.optimizer is not None:
-            self.optimizer.step()
+        with ExitStack() as writing:
+            with undone_on_error(self.device, self._draws):
+                with kernels_only(self.device):
+                    (loss,), gradients, updates = self._compute.forward(*inputs)
+                writing.enter_context(interrupts_deferred())
+            if self.updated:
+                with torch.no_grad():
+                    torch._foreach_copy_([inputs[position] for position in self.updated], updates)
+            del updates
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if gradient is not None:
+                    parameter.grad = gradient
+            del gradients
+            if self.optimizer is not None:
+                self.optimizer.step()
         result: torch.Tensor = loss
         return result
 
@@ -191,12 +197,20 @@ class TracedStep:
         return self.slots[0].tensor.device if self.slots else self.batch.tensors[0].device
 
     @cached_property
-    def _compute(self) -> Callable[..., tuple[torch.Tensor, list[torch.Tensor | None], list[torch.Tensor]]]:
+    def _draws(self) -> bool:
+        """Whether the step draws random numbers."""
+        return any(op.random for op in self.graph.ops)
+
+    @cached_property
+    def _compute(self) -> fx.GraphModule:
         """Forward and backward as generated code; writing back and the optimizer are done by `run`."""
         return fx.GraphModule(dict(self.constants), compute_graph(self.fx_graph))
 
-    def inputs(self, batch: object = None) -> list[torch.Tensor]:
-        """The tensors that a run on `batch` starts from, in the order of the graph's placeholders, checked."""
+    def inputs(self, batch: object = None, hooks: bool = False) -> list[torch.Tensor]:
+        """The tensors that a run on `batch` starts from, in the order of the graph's placeholders, checked.
+
+        Parameters may have `hooks` on their gradients only where autograd sets these.
+        """
         if torch.is_inference_mode_enabled():
             raise AcwbError("run was called inside torch.inference_mode, where nothing can be trained: leave it first.")
         check_unchanged(self.model, self.modules)
@@ -204,7 +218,8 @@ class TracedStep:
         for slot, form, tensor in zip(self.slots, self.forms, tensors, strict=True):
             if difference := form.difference(tensor):
                 raise ChangedStepError(f"{slot.name} {difference}: trace the model again.", slot.name)
-            refuse_hooks(slot.name, tensor)
+            if not hooks:
+                refuse_hooks(slot.name, tensor)
         inputs = self.batch.tensors if batch is None else self.batch.tensors_of(batch)
         storages = {tensor.untyped_storage()._cdata for tensor in inputs}
         if len(storages) < len(inputs) and any(position >= len(self.slots) for position in self.updated):

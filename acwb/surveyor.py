@@ -6,6 +6,7 @@ of its base. `getitem` nodes are not ops of their own; they name the outputs of 
 
 import operator
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from acwb.graph import Environment, Op, Phase, Role, StepGraph, Storage
-from acwb.shortcuts import rule_of
+from acwb.shortcuts import parts_of, rule_of
 
 aten = torch.ops.aten
 
@@ -66,14 +67,17 @@ class _Survey:
                 self._add_existing(node)
             elif node.op == "call_function" and node.target is not operator.getitem:
                 self.ops.append(self._op(node))
-        loss, gradients, updates = self._output()
-        self._assign_roles({gradient for _, gradient in gradients}, updates, loss)
+        (loss, *others), gradients, updates = self._output()
+        if any(op.once for op in self.ops):
+            others = self._open([loss, *others])[1:]
+        self._assign_roles({gradient for _, gradient in gradients}, updates, {loss, *others})
         return StepGraph(
             ops=tuple(self.ops),
             storages=tuple(Storage(name, size, self.role_of[name]) for name, size in self.bytes_of.items()),
             loss=loss,
             gradients=gradients,
             environment=environment,
+            outputs=tuple(name for name in others if name in self.phase_made),
         )
 
     def _name(self, node: fx.Node) -> str:
@@ -139,12 +143,13 @@ class _Survey:
             view=not outputs
             and not mutates
             and any(isinstance(value, torch.Tensor) for value in pytree.tree_leaves(node.meta["val"])),
+            once="derivative_of" in node.meta,
             shortcut=self._shortcut(node, outputs) if node.meta["phase"] is Phase.FORWARD else (),
         )
 
     def _shortcut(self, node: fx.Node, outputs: list[str]) -> tuple[str, ...]:
         rule = rule_of(node.target, node.args)
-        if rule is None:
+        if rule is None or not {0, *rule.results} <= parts_of(node).keys():  # what nobody names is gone at once
             return ()
         read: list[Any] = [node.args[position] for position in rule.arguments]
         return (
@@ -152,12 +157,12 @@ class _Survey:
             *(outputs[position] for position in rule.results),
         )
 
-    def _output(self) -> tuple[str, tuple[tuple[str, str], ...], set[str]]:
+    def _output(self) -> tuple[list[str], tuple[tuple[str, str], ...], set[str]]:
         (output,) = self.graph.find_nodes(op="output")
-        loss, gradients, updates = output.args[0]
+        outputs, gradients, updates = output.args[0]
         parameters = [node for node in self.graph.find_nodes(op="placeholder") if node.meta["role"] is Role.PARAMETER]
         return (
-            self._name(loss),
+            list(dict.fromkeys(self._name(node) for node in outputs)),
             tuple(
                 (self._name(node), self._name(gradient))
                 for node, gradient in zip(parameters, gradients, strict=True)
@@ -166,14 +171,26 @@ class _Survey:
             {self._name(node) for node in updates},
         )
 
-    def _assign_roles(self, gradients: set[str], updates: set[str], loss: str) -> None:
+    def _open(self, outputs: list[str]) -> list[str]:
+        """Of a step whose loss is computed outside: give all that is made together with what is taken there.
+
+        Its ops do not run again. Derivatives that come from outside stay until the backward phase is over.
+        """
+        derivatives = tuple(name for op in self.ops if op.once for name in op.outputs)
+        last = max(rank for rank, op in enumerate(self.ops) if op.phase is Phase.BACKWARD)
+        self.ops[last] = replace(self.ops[last], holds=self.ops[last].holds + derivatives)
+        self.ops = [replace(op, once=True) if set(outputs) & set(op.outputs) else op for op in self.ops]
+        beside = [name for op in self.ops if op.once and op.phase is Phase.FORWARD for name in op.outputs]
+        return list(dict.fromkeys(outputs + beside))
+
+    def _assign_roles(self, gradients: set[str], updates: set[str], outputs: set[str]) -> None:
         read_backward = {name for op in self.ops if op.phase is Phase.BACKWARD for name in op.inputs}
         for name, phase in self.phase_made.items():
             if name in gradients:
                 role = Role.GRADIENT
             elif name in updates:
                 role = Role.BUFFER
-            elif phase is Phase.FORWARD and name in read_backward and name != loss:
+            elif phase is Phase.FORWARD and name in read_backward and name not in outputs:
                 role = Role.ACTIVATION
             else:
                 role = Role.OTHER

@@ -21,7 +21,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
 
-from acwb import assembler, checker, eager, recorder
+from acwb import assembler, checker, eager, kernels, recorder
 from acwb.binder import Slot, attributes_restored, rebound, refuse_hooks, slots_of, standing_in, states_of
 from acwb.errors import AcwbError, CaptureError
 from acwb.graph import Environment, Role
@@ -30,6 +30,7 @@ from acwb.step import CapturedBatch, Form, TracedStep
 from acwb.surveyor import survey
 
 LossFunction = Callable[[nn.Module, Any], torch.Tensor]
+Call = Callable[[nn.Module, Any], tuple[torch.Tensor, ...]]
 
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
@@ -55,17 +56,39 @@ def trace(
     """
     if not isinstance(model, nn.Module):
         raise AcwbError(f"trace needs an nn.Module, not {type(model).__name__}: pass the model itself.")
+    for slot in slots_of(model):
+        refuse_hooks(slot.name, slot.tensor)
+    if any(torch.is_autocast_enabled(device) for device in {"cpu", eager.accelerator()}):
+        raise AcwbError(
+            "trace was called inside torch.autocast: enter autocast inside loss_fn, around the model's call."
+        )
+    loss_of = loss_fn or _own_loss
+
+    def call(model: nn.Module, batch: Any) -> tuple[torch.Tensor]:
+        loss = loss_of(model, batch)
+        checker.check_loss(loss)
+        return (loss,)
+
+    return capture(model, batch, call, optimizer)
+
+
+def capture(
+    model: nn.Module, batch: object, call: Call, optimizer: torch.optim.Optimizer | None, is_open: bool = False
+) -> TracedStep:
+    """Capture an iteration that starts with `call(model, batch)`, which gives the loss.
+
+    Where it `is_open`, it gives outputs from which the loss is computed outside; their derivatives come from there.
+    """
     checker.check_modules(model)
     captured = CapturedBatch.of(batch)
     slots = slots_of(model)
-    for slot in slots:
-        refuse_hooks(slot.name, slot.tensor)
     checker.check_batch(captured, slots)
     if optimizer is not None:
         checker.check_optimizer(optimizer, slots)
     checker.check_modes(model)
-    joint, constants = _Capture(model, slots, captured, loss_fn or _own_loss).run()
-    assembly = assembler.assemble(joint, slots, dict(zip(captured.tensor_names, captured.tensors, strict=True)))
+    joint, constants = _recorded(model, slots, captured, call)
+    inputs = dict(zip(captured.tensor_names, captured.tensors, strict=True))
+    assembly = assembler.assemble(joint, slots, inputs, is_open)
     if optimizer is not None:
         constants |= recorder.record(assembly.graph, optimizer, _trained(assembly))
     graph = assembler.finish(assembly)
@@ -81,6 +104,18 @@ def trace(
         updated=tuple(assembly.updates),
         modules=states_of(model),
     )
+
+
+def _recorded(
+    model: nn.Module, slots: tuple[Slot, ...], batch: CapturedBatch, call: Call
+) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
+    """Record as if nobody did; announce it only to a model that otherwise asks for values."""
+    try:
+        return _Capture(model, slots, batch, call).run()
+    except CaptureError as error:
+        if not isinstance(error.__cause__, ValueQuestion):
+            raise
+    return _Capture(model, slots, batch, call).run(announced=True)
 
 
 def _trained(assembly: assembler.Assembly) -> list[recorder.Trained]:
@@ -99,6 +134,7 @@ def _environment(model: nn.Module, batch: CapturedBatch, optimizer: torch.optim.
         optimizer=type(optimizer).__name__ if optimizer else "no optimizer",
         dtype=", ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})),
         batch=tuple(f"{name}: {form}" for name, form in zip(batch.names, batch.forms, strict=True) if form),
+        random_state_bytes=kernels.random_state(batch.tensors[0].device).nbytes,
     )
 
 
@@ -121,7 +157,7 @@ class _Presented(nn.Module):
     """
 
     def __init__(
-        self, slots: Sequence[Slot], stand_ins: Sequence[torch.Tensor], call: Callable[..., torch.Tensor]
+        self, slots: Sequence[Slot], stand_ins: Sequence[torch.Tensor], call: Callable[..., tuple[torch.Tensor, ...]]
     ) -> None:
         super().__init__()
         self.call = call
@@ -132,18 +168,18 @@ class _Presented(nn.Module):
             else:
                 self.register_buffer(name, tensor)
 
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self.call([getattr(self, name) for name in self.names], inputs)
 
 
 class _Capture:
     """One capture. It knows where in the model it is: ops get module paths, and errors name a module and a line."""
 
-    def __init__(self, model: nn.Module, slots: tuple[Slot, ...], batch: CapturedBatch, loss_fn: LossFunction) -> None:
+    def __init__(self, model: nn.Module, slots: tuple[Slot, ...], batch: CapturedBatch, call: Call) -> None:
         self.model = model
         self.slots = slots
         self.batch = batch
-        self.loss_fn = loss_fn
+        self.call = call
         self.cache_casts = torch.is_autocast_cache_enabled()
         self.paths = {id(module): path for path, module in model.named_modules()}
         self.inside: list[nn.Module] = []
@@ -151,16 +187,18 @@ class _Capture:
         self.rebound: list[Slot] = []
         self.earlier: Guard | None = None
 
-    def run(self) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
+    def run(self, announced: bool = False) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
         """The joint graph of forward and backward, and the constants that it refers to."""
         # Tensors that the forward pass finds elsewhere (in a closure, in a list) become constants of the graph.
         fake = FakeTensorMode(allow_non_fake_inputs=True)
+        # An LSTM's two biases have one gradient when it is first recorded, but two from torch's cache of recordings.
+        fake.cache_enabled = not any(isinstance(module, nn.RNNBase) for module in self.model.modules())
         stand_ins = [fake.from_tensor(slot.tensor.detach()) for slot in self.slots]
         inputs = tuple(fake.from_tensor(tensor.detach()) for tensor in self.batch.tensors)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self)
             stack.enter_context(attributes_restored(self.model))
-            stack.enter_context(eager.as_in_eager())
+            stack.enter_context(eager.as_in_eager(announced))
             # An error is reported as one sentence; torch would log its traceback besides.
             stack.enter_context(eager.replaced(logging.getLogger("torch._subclasses.fake_tensor"), disabled=True))
             # Checkpoints work by hooks on saved tensors, which a recording ignores.
@@ -169,21 +207,20 @@ class _Capture:
             stack.enter_context(fx_traceback.preserve_node_meta())
             stack.callback(nn.modules.module.register_module_forward_pre_hook(self._enter_module).remove)
             stack.callback(nn.modules.module.register_module_forward_hook(self._leave_module).remove)
-            export = aot_export_joint_with_descriptors(stack, _Presented(self.slots, stand_ins, self._loss), inputs)
+            export = aot_export_joint_with_descriptors(stack, _Presented(self.slots, stand_ins, self._forward), inputs)
         graph: fx.Graph = export.graph_module.graph
         self._refuse_lost_state(graph)
         return graph, _constants(export.graph_module)
 
-    def _loss(self, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _forward(self, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         with standing_in(self.slots, tensors), eager.cast_cache(tensors, self.cache_casts), guarded() as guard:
-            loss = self.loss_fn(self.model, self.batch.with_tensors(inputs))
+            outputs = self.call(self.model, self.batch.with_tensors(inputs))
             self.rebound = rebound(self.slots, tensors)
         if self.earlier is not None:
             guard.refuse_differences(self.earlier)
         self.earlier = guard
-        checker.check_loss(loss)
-        # The export treats a loss that is a view, or an input, apart; a copy is the same number.
-        return loss.clone() if loss._is_view() or loss.is_leaf else loss
+        given = {id(tensor) for tensor in (*tensors, *inputs)}
+        return tuple(output.clone() if _is_apart(output, given) else output for output in outputs)
 
     def _enter_module(self, module: nn.Module, _arguments: object) -> None:
         if id(module) in self.paths:
@@ -258,6 +295,12 @@ class _Capture:
             return f"A tensor's data is asked for in {where}{at}, but a capture has none: compute this before the step."
         returned = f" The model returned {self.returned}." if where == "loss_fn" and self.returned else ""
         return f"{type(error).__name__} in {where}{at}: {reason}{'' if reason.endswith('.') else '.'}{returned}"
+
+
+def _is_apart(output: torch.Tensor, given: set[int]) -> bool:
+    """Whether the export treats an output apart: a view with a derivative, or what is given. A copy has its values."""
+    is_given = id(output) in given or (output._base is not None and id(output._base) in given)
+    return is_given or (output.requires_grad and output._is_view())
 
 
 def _users_frame(error: Exception) -> traceback.FrameSummary | None:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from acwb.models import Subject
+from acwb.step import TracedStep
 
 Snapshot = dict[str, Any]
 
@@ -23,6 +24,23 @@ def snapshot(subject: Subject, loss: torch.Tensor) -> Snapshot:
     leaves = torch.utils._pytree.tree_leaves_with_path(subject.batch)
     found.update({f"batch{torch.utils._pytree.keystr(path)}": leaf for path, leaf in leaves})
     return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in found.items()}
+
+
+class Start:
+    """Where a captured step's training started, to go back there."""
+
+    def __init__(self, step: TracedStep) -> None:
+        self._optimizer = step.optimizer
+        tensors = [*(slot.tensor for slot in step.slots), *step.batch.tensors]
+        self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+    def restore(self) -> None:
+        """Put every parameter, buffer and input back; drop gradients and the optimizer's state."""
+        self._optimizer.state.clear()
+        with torch.no_grad():
+            for tensor, value in self._values:
+                tensor.copy_(value)
+                tensor.grad = None
 
 
 def train(subject: Subject, step: Callable[[], torch.Tensor], iterations: int = 3) -> list[Snapshot]:

@@ -12,6 +12,7 @@ LINE = [
     *("errors", "units", "archive", "graph", "schedule", "costs"),
     *(
         "kernels",
+        "transaction",
         "shortcuts",
         "binder",
         "step",
@@ -26,6 +27,7 @@ LINE = [
     *("device", "profiler", "scheduler", "simulator"),
     *("planners.budgets", "planners.pins", "planners.frame", "planners.arrangement", "planners.bounds", "plans"),
     *("planners.habits", "planners.mu_two", "planners.frontier", "planners.optimal", "planner"),
+    *("rewriter", "splitter", "runtime", "blocks"),
     *("launcher", "models", "measure"),
 ]
 BESIDE = {"compatibility", "bench", "tradeoff"}

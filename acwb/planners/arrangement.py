@@ -8,7 +8,7 @@ Time has two slots for each op: its own (odd), and the one in which recomputatio
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -65,6 +65,7 @@ class Arrangement:
         self.seconds = sum(frame.seconds[: frame.count])
         self._read_at: dict[int, set[int]] = {}  # what a chain reads
         self._read_through: dict[int, dict[int, set[int]]] = {}  # views through which a chain reads each storage
+        self._replays: Counter[int] = Counter()  # how often each random op runs again
         self._journal: list[Change] = []
         self._before: list[tuple[float, dict[int, int]]] = []  # seconds and `_more` where they were before each change
         self._runs = [[2 * rank + 1] for rank in frame.maker]
@@ -185,6 +186,8 @@ class Arrangement:
         chain = self.chains.setdefault(rank, [])
         touched = {each for op in (*added, *removed) for each in (*frame.reads[op], *frame.makes[op])}
         changed = {slot}
+        if any(frame.random[op] for op in (*added, *removed)):
+            self._replay(added, removed)
         for op in removed:
             chain.remove(op)
             self.seconds -= frame.seconds[op]
@@ -207,6 +210,14 @@ class Arrangement:
         if not chain:
             del self.chains[rank]
         return [each for each in changed if each % 2 == 0 and each < frame.end]
+
+    def _replay(self, added: Sequence[int], removed: Sequence[int]) -> None:
+        """Keep a random state for each random op that runs again, and one more for the stream (see `Timeline`)."""
+        states = len(self._replays) + bool(self._replays)
+        self._replays.update(op for op in added if self.frame.random[op])
+        self._replays.subtract(op for op in removed if self.frame.random[op])
+        self._replays = +self._replays
+        self._live += self.frame.state_bytes * (len(self._replays) + bool(self._replays) - states)
 
     def _views_of(self, chain: Sequence[int]) -> dict[int, set[int]]:
         """Through which views the ops of a chain read each storage."""

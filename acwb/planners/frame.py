@@ -33,6 +33,8 @@ class Frame:
         short = [profile.shortcuts.get(op.name, (0.0, 0)) for op in graph.ops]
         self.seconds = [profile.seconds[op.name] for op in graph.ops] + [seconds for seconds, _ in short]
         self.workspace = [profile.workspace_bytes[op.name] for op in graph.ops] + [size for _, size in short]
+        self.random = [op.random for op in graph.ops] + [False] * self.count  # by a shortcut, nothing is drawn
+        self.state_bytes = graph.environment.random_state_bytes
         self.uses: list[list[int]] = [[] for _ in self.names]
         for rank, op in enumerate(graph.ops):
             for each in numbers((*op.inputs, *op.mutates, *op.holds)):

@@ -39,11 +39,19 @@ def optimal(profile: Profile, budget_bytes: int | None = None, limit_seconds: fl
     best = known.at(size) if size >= known.floor_bytes else None
     search = Search(profile, size, best.extra_seconds if best else math.inf)
     search.run(limit_seconds)
+    proved = search.proved_seconds
+    if search.schedule is not None and simulate(profile, search.schedule).peak_bytes > size:
+        # The search does not count random states, so what it proved holds; it goes on with room for them.
+        states = 1 + sum(op.random for op in profile.graph.ops)
+        room = size - states * profile.graph.environment.random_state_bytes
+        search = Search(profile, room, best.extra_seconds if best else math.inf)
+        search.run(limit_seconds)
+        search.proved_seconds = proved
+        search.stopped = search.schedule is None
     if search.schedule is not None:
         peak = simulate(profile, search.schedule).peak_bytes
         return Plan(profile, search.schedule, "optimal", budget_bytes, peak, search.proved_seconds)
     if best is not None:
-        proved = search.proved_seconds
         if search.stopped:
             proved = max(proved, min(lower_bound(profile, size), best.extra_seconds))
         return Plan(profile, best.schedule, "optimal", budget_bytes, best.timeline.peak_bytes, proved)
