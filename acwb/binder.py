@@ -5,7 +5,7 @@ loading a checkpoint or moving data into a parameter is seen. A tied weight is o
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -132,7 +132,29 @@ def rebound(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> list[Slot
     ]
 
 
-Settings = Mapping[str, bool | int | float | str]
+def refuse_left_behind(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse a forward pass that leaves a tensor with a gradient in an attribute; `tensors` are the model's own."""
+    expected = {id(tensor) for tensor in tensors}
+    for path, module in model.named_modules():
+        for key, value in module.__dict__.items():
+            left = [each for each in _inside(value) if isinstance(each, torch.Tensor) and each.requires_grad]
+            if key not in _MODULE_TABLES and any(id(each) not in expected for each in left):
+                raise CaptureError(
+                    f"The forward pass leaves a tensor that requires grad in {f'{path}.{key}' if path else key}, where "
+                    "a planned model does not put it: return it with the output.",
+                    path,
+                )
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+_PLAIN = (bool, int, float, str)
+_MODULE_TABLES = frozenset(nn.Module().__dict__)
+Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -147,14 +169,39 @@ class ModuleState:
 
 def states_of(model: nn.Module) -> tuple[ModuleState, ...]:
     """The state of every module of `model`."""
+    known: dict[int, Any] = {}
     return tuple(
-        ModuleState(path, module, settings_of(module), hooks_of(module)) for path, module in model.named_modules()
+        ModuleState(path, module, settings_of(module, known), hooks_of(module))
+        for path, module in model.named_modules()
     )
 
 
-def settings_of(module: nn.Module) -> Settings:
-    """The plain values among a module's attributes: its mode, a dropout's probability, and the like."""
-    return {key: value for key, value in module.__dict__.items() if isinstance(value, (bool, int, float, str))}
+def settings_of(module: nn.Module, known: dict[int, Any] | None = None) -> Settings:
+    """The plain values among a module's attributes: its mode, a dropout's probability, and the like.
+
+    Also those in its lists, tuples, dicts and configuration objects; `known` remembers these from module to module.
+    """
+    known = {} if known is None else known
+    found: dict[str, Any] = {}
+    for key, value in module.__dict__.items():
+        if isinstance(value, _PLAIN):
+            found[key] = value
+        elif key not in _MODULE_TABLES and (inner := _inner_settings(value, known)):
+            found[key] = inner
+    return found
+
+
+def _inner_settings(value: object, known: dict[int, Any]) -> tuple[Any, ...]:
+    if id(value) not in known:
+        if isinstance(value, (list, tuple)):
+            known[id(value)] = tuple(each for each in value if isinstance(each, _PLAIN))
+        elif isinstance(value, (torch.Tensor, nn.Module, type)) or callable(value):
+            known[id(value)] = ()
+        else:
+            inside = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+            known[id(value)] = tuple((key, each) for key, each in inside.items() if isinstance(each, _PLAIN))
+    inner: tuple[Any, ...] = known[id(value)]
+    return inner
 
 
 def hooks_of(module: nn.Module) -> tuple[int, ...]:
@@ -166,6 +213,7 @@ def hooks_of(module: nn.Module) -> tuple[int, ...]:
 def check_unchanged(model: nn.Module, captured: Sequence[ModuleState]) -> None:
     """Refuse to go on where a module was replaced, set otherwise, or given other hooks since the capture."""
     now = list(model.named_modules())
+    known: dict[int, Any] = {}
     for state, (path, module) in zip_longest(captured, now, fillvalue=("", None)):
         if not isinstance(state, ModuleState) or state.module is not module:
             name = path or (state.path if isinstance(state, ModuleState) else "")
@@ -180,7 +228,7 @@ def check_unchanged(model: nn.Module, captured: Sequence[ModuleState]) -> None:
                 "running, or trace again.",
                 path,
             )
-        if (settings := settings_of(module)) != state.settings:
+        if (settings := settings_of(module, known)) != state.settings:
             key = next(key for key in {**settings, **state.settings} if settings.get(key) != state.settings.get(key))
             raise ChangedStepError(
                 f"{where} has {key} = {settings.get(key)!r}, but the step was captured with "

@@ -5,37 +5,39 @@ loss. The result is a module with the model's own parameters, buffers and submod
 another form, another mode or another precision get a plan of their own, within the same budget.
 """
 
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from acwb import kernels
+from acwb.binder import settings_of
 from acwb.checker import described
 from acwb.costs import Profile
 from acwb.device import meter_of
-from acwb.errors import AcwbError, CaptureError, ChangedStepError
+from acwb.errors import AcwbError, ChangedStepError
 from acwb.graph import Role, StepGraph, Storage
+from acwb.outputs import Reads, Tree, tree_of
 from acwb.planner import plan
 from acwb.planners.budgets import budget_bytes
 from acwb.plans import Plan
 from acwb.profiler import profile
-from acwb.rewriter import rewrite, state_name
-from acwb.splitter import Halves, former_inputs, split
-from acwb.step import Form, TracedStep, kernels_only
+from acwb.program import Arguments, Program, Programs
+from acwb.rewriter import rewrite
+from acwb.splitter import former_inputs
+from acwb.step import Form, TracedStep
 from acwb.tracer import LossFunction, capture
-from acwb.transaction import interrupts_deferred, undone_on_error
 from acwb.units import gibibytes
 
 REPLAN, ERROR = "replan", "error"
+OWN = ("training", "budget_bytes")
+MANY = 16
 SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
-
-Arguments = dict[int | str, Any]  # of one call: positional ones by number, keyword ones by name
 
 
 def checkpoint(
@@ -120,14 +122,25 @@ class Checkpointed(nn.Module):
         self.budget_bytes = 0
         self._options = options
         self._programs = Programs()
-        self._loss_bytes = 0
-        self._loss_reads: tuple[int, ...] | None = None
+        self._loss_share = 0.0  # what the loss needs, as a multiple of the derivatives that it gives
+        self._reads: Reads | None = None  # what the loss function reads, once that is known
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(self.__dict__["unplanned"], name)
+            if name.startswith("__") or "unplanned" not in self.__dict__:
+                raise
+            return getattr(self.unplanned, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name in OWN:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.unplanned, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.unplanned, name)
 
     def train(self, mode: bool = True) -> "Checkpointed":
         """Set the mode of the model and all its modules."""
@@ -159,32 +172,48 @@ class Checkpointed(nn.Module):
             program = self.prepare(arguments, self.budget_bytes)
         return program(arguments)
 
-    def prepare(self, arguments: Arguments, budget: int | float | str, batch: object = None) -> "Program":
+    def prepare(self, arguments: Arguments, budget: int | float | str, batch: object = None) -> Program:
         """Capture, profile and plan the model for arguments of this form; `batch` is one for the loss function."""
         options = self._options
-        step, tree = _captured(self.unplanned, arguments, self._loss_reads, options.optimizer)
+        for name, leaf in pytree.tree_leaves_with_path(arguments):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                raise AcwbError(
+                    f"Input {pytree.keystr(name)} requires grad, but a planned model has gradients for its parameters "
+                    "only: plan the whole model, from what it is given to what the loss is computed from."
+                )
+        if len(self._programs) == MANY:
+            warnings.warn(
+                f"{MANY} plans were made for this model, each for inputs of another form, and one more is on its way: "
+                "pad inputs to a few shapes, and pass numbers that change as tensors.",
+                stacklevel=3,
+            )
+        step, tree = _captured(self.unplanned, arguments, self._reads, options.optimizer)
         if options.loss_fn is not None and batch is not None:
-            self._loss_bytes, self._loss_reads = _loss_needs(options.loss_fn, self.unplanned, batch, tree, step)
-            if self._loss_reads != tree.differentiable:
-                step, tree = _captured(self.unplanned, arguments, self._loss_reads, options.optimizer)
+            self._loss_share, read = _loss_needs(options.loss_fn, self.unplanned, batch, tree, step)
+            self._reads = Reads(tree.names, read)
+            if read != tree.read:
+                step, tree = _captured(self.unplanned, arguments, self._reads, options.optimizer)
         step = replace(step, graph=_with_more(step, options.accumulate))
-        costs = _with_loss(profile(step, repeats=options.repeats), step, self._loss_bytes)
+        costs = _with_loss(profile(step, repeats=options.repeats), step, self._loss_share)
         self.budget_bytes = budget_bytes(budget, costs.peak_bytes)
         chosen = plan(costs, self.budget_bytes, options.planner, options.keep, options.recompute)
-        program = self._programs[self._key(arguments)] = Program(rewrite(step, chosen), chosen, tree)
+        light = replace(step, batch=step.batch.without_tensors())  # or every plan would keep a batch
+        program = self._programs[self._key(arguments)] = Program(rewrite(light, chosen), chosen, tree)
         return program
 
     def _key(self, arguments: Arguments) -> Hashable:
         """What a plan is made for."""
         leaves, spec = pytree.tree_flatten(arguments)
-        model = self.unplanned
-        tensors = (*model.parameters(), *model.buffers())
+        model, known = self.unplanned, dict[int, Any]()
+        settings = [(id(module), *settings_of(module, known).items()) for module in model.modules()]
         return (
             str(spec),
             tuple(Form.of(leaf) if isinstance(leaf, torch.Tensor) else (type(leaf), repr(leaf)) for leaf in leaves),
-            tuple(module.training for module in model.modules()),
-            tuple((tensor.dtype, tensor.device, tensor.requires_grad) for tensor in tensors),
+            tuple(settings),
+            tuple(Form.of(tensor) for tensor in (*model.parameters(), *model.buffers())),
             _autocast(_device_of(leaves)),
+            torch.is_autocast_cache_enabled(),
+            _attention_kernels(),
         )
 
     def _refuse_new(self, arguments: Arguments) -> None:
@@ -223,184 +252,8 @@ def _told(chosen: Plan) -> str:
     return f"{inputs}: peak {peak} instead of {plain}, {chosen.overhead:+.1%} time"
 
 
-class Program:
-    """Forward and backward of a model by one plan, for arguments of one form."""
-
-    def __init__(self, step: TracedStep, chosen: Plan, tree: "Tree") -> None:
-        self.plan = chosen
-        self.tree = tree
-        self.step = step
-        states = [state_name(name) for name in chosen.schedule.replayed(chosen.profile.graph)]
-        self.state_bytes = chosen.profile.graph.environment.random_state_bytes
-        self.halves: Halves = split(step, states)
-        self.draws = any(op.random for op in step.graph.ops)
-        parameters = [position for position, slot in enumerate(step.slots) if slot.role is Role.PARAMETER]
-        (output,) = step.fx_graph.find_nodes(op="output")
-        self.trained = tuple(
-            (position, number)
-            for number, (position, gradient) in enumerate(zip(parameters, output.args[0][1], strict=True))
-            if gradient is not None
-        )
-
-    def __call__(self, arguments: Arguments) -> Any:
-        """What the model gives for these arguments."""
-        inputs = self.step.inputs(arguments, hooks=True)
-        apply: Callable[..., Any] = _Planned.apply
-        outputs = apply(self, inputs, *(inputs[position] for position, _ in self.trained))
-        return self.tree.filled(outputs)
-
-
-class Programs(dict[Hashable, Program]):
-    """The programs of a model. A copy of the model has none: they are for the very tensors that they were made with."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Programs":
-        return Programs()
-
-    def __reduce__(self) -> tuple[type["Programs"], tuple[()]]:
-        return Programs, ()
-
-
-class _Planned(torch.autograd.Function):
-    """The two halves of a program, as autograd calls them."""
-
-    @staticmethod
-    def forward(ctx: Any, program: Program, inputs: list[torch.Tensor], *_trained: torch.Tensor) -> Any:
-        halves, device = program.halves, program.step.device
-        states = [torch.empty(program.state_bytes, dtype=torch.uint8) for _ in halves.states]
-        with ExitStack() as writing:
-            with undone_on_error(device, program.draws):
-                with kernels_only(device):
-                    outputs, handed, updates = halves.forward(*inputs, *states)
-                former = {position: inputs[position].clone() for position in halves.stale}
-                writing.enter_context(interrupts_deferred())
-            if program.step.updated:
-                torch._foreach_copy_([inputs[position] for position in program.step.updated], updates)
-        del updates
-        # Other tensors for what is handed over as well, or outputs and node would hold one another.
-        given = tuple(output.detach() for output in outputs)
-        ctx.program, ctx.handed, ctx.states = program, handed, states
-        ctx.read = [former.get(position, inputs[position]) for position in halves.read]
-        ctx.versions = [tensor._version for tensor in (*ctx.read, *handed)]
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(each for at, each in enumerate(given) if at not in halves.derived))
-        return given
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *derivatives: torch.Tensor | None) -> Any:
-        program, halves = ctx.program, ctx.program.halves
-        if ctx.handed is None:
-            raise RuntimeError(
-                "backward was called twice, but what it reads is given up by the first: use retain_graph=True there."
-            )
-        _check_derivatives(program, derivatives)
-        _check_versions(ctx)
-        handed, read, states = ctx.handed, ctx.read, ctx.states
-        if torch._C._autograd._get_current_graph_task_keep_graph():
-            handed = list(handed)
-        else:
-            ctx.handed = ctx.read = ctx.states = None
-        given = [
-            _laid_out(derivatives[at], form) for at, form in zip(halves.derived, program.tree.derived, strict=True)
-        ]
-        with undone_on_error(program.step.device, program.draws), kernels_only(program.step.device):
-            gradients = halves.backward(handed, *read, *states, *given)
-        return (None, None, *(gradients[number] for _, number in program.trained))
-
-
-def _check_derivatives(program: Program, derivatives: tuple[torch.Tensor | None, ...]) -> None:
-    missing = [program.tree.names[at] for at in program.halves.derived if derivatives[at] is None]
-    if missing:
-        raise AcwbError(
-            f"The loss is not computed from {', '.join(missing)}, which the plan takes into account: pass loss_fn to "
-            "checkpoint, which tells what the loss is computed from."
-        )
-
-
-def _check_versions(ctx: Any) -> None:
-    """As autograd does: refuse to go on with what was changed since the forward pass."""
-    if ctx.versions != [tensor._version for tensor in (*ctx.read, *ctx.handed)]:
-        raise RuntimeError(
-            "A parameter, an input or an output that the backward pass needs was modified in place after the forward "
-            "pass: modify a copy, or call backward before."
-        )
-
-
-def _laid_out(derivative: Any, form: Form) -> torch.Tensor:
-    """A derivative in its output's layout, as it was recorded."""
-    if derivative.stride() == form.strides:
-        result: torch.Tensor = derivative
-        return result
-    return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device=form.device).copy_(derivative)
-
-
-@dataclass(frozen=True)
-class Tree:
-    """What a model gives: tensors, and what stands around them.
-
-    Attributes:
-        leaves: what it gives besides tensors; in the place of a tensor, its position among them.
-        names: of the tensors.
-        forms: of the tensors.
-        differentiable: the positions of those that a loss is computed from.
-    """
-
-    spec: pytree.TreeSpec
-    leaves: tuple["int | Constant", ...]
-    names: tuple[str, ...]
-    forms: tuple[Form, ...]
-    differentiable: tuple[int, ...]
-
-    @property
-    def derived(self) -> tuple[Form, ...]:
-        """The forms of the outputs that have derivatives."""
-        return tuple(self.forms[position] for position in self.differentiable)
-
-    def filled(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        """What the model gives, with these tensors."""
-        return self.spec.unflatten(
-            [leaf.value if isinstance(leaf, Constant) else tensors[leaf] for leaf in self.leaves]
-        )
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A number, a text or None in what a model gives."""
-
-    value: object
-
-
-def _tree(output: Any, reads: tuple[int, ...] | None) -> tuple[Tree, tuple[torch.Tensor, ...]]:
-    """Take apart what a model gives; `reads` are the tensors from which the loss is computed, if that is known."""
-    paths, spec = pytree.tree_flatten_with_path(output)
-    leaves: list[int | Constant] = []
-    tensors: list[torch.Tensor] = []
-    names: list[str] = []
-    for path, leaf in paths:
-        name = f"output{pytree.keystr(path)}"
-        if isinstance(leaf, torch.Tensor):
-            leaves.append(len(tensors))
-            tensors.append(leaf)
-            names.append(name)
-        elif isinstance(leaf, (bool, int, float, str, type(None))):
-            leaves.append(Constant(leaf))
-        else:
-            raise CaptureError(
-                f"The model gives {described(leaf)} ({name}), which a plan cannot give again: return tensors, in "
-                "tuples or dicts (in transformers, set use_cache=False)."
-            )
-    wanted = [position for position, tensor in enumerate(tensors) if tensor.requires_grad]
-    if reads is None:
-        losses = [position for position in wanted if names[position] in ("output['loss']", "output.loss")]
-        reads = tuple(losses or wanted)
-    if not set(reads) & set(wanted):
-        raise CaptureError(f"The model gives {described(output)}, of which nothing requires grad: nothing to train.")
-    tree = Tree(spec, tuple(leaves), tuple(names), tuple(Form.of(tensor) for tensor in tensors), tuple(reads))
-    return tree, tuple(tensors)
-
-
 def _captured(
-    model: nn.Module, arguments: Arguments, reads: tuple[int, ...] | None, optimizer: torch.optim.Optimizer | None
+    model: nn.Module, arguments: Arguments, known: Reads | None, optimizer: torch.optim.Optimizer | None
 ) -> tuple[TracedStep, Tree]:
     """The step of a model whose loss is computed outside, and what the model gives."""
     found: list[Tree] = []
@@ -410,11 +263,9 @@ def _captured(
     def call(model: nn.Module, batch: Arguments) -> tuple[torch.Tensor, ...]:
         with torch.autocast(device.type, dtype=settings) if settings else nullcontext():
             output = _call(model, batch)
-        tree, tensors = _tree(output, reads)
+        tree, tensors = tree_of(output, known)
         found.append(tree)
-        return tuple(
-            tensor if position in tree.differentiable else tensor.detach() for position, tensor in enumerate(tensors)
-        )
+        return tuple(tensor if position in tree.read else tensor.detach() for position, tensor in enumerate(tensors))
 
     with torch.autocast(device.type, enabled=False):
         step = capture(model, arguments, call, optimizer, is_open=True)
@@ -441,6 +292,12 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     return arguments
 
 
+def _attention_kernels() -> tuple[bool, ...]:
+    """Which kernels scaled dot product attention may take."""
+    kinds = torch.backends.cuda
+    return (kinds.flash_sdp_enabled(), kinds.mem_efficient_sdp_enabled(), kinds.math_sdp_enabled())
+
+
 def _as_arguments(example: object) -> Arguments:
     if isinstance(example, Mapping):
         return dict(example)
@@ -465,10 +322,14 @@ class _StandIn(nn.Module):
 
     def __init__(self, model: nn.Module, answer: Callable[[Arguments], Any]) -> None:
         super().__init__()
+        self.__dict__.update({table: model.__dict__[table] for table in SHARED}, training=model.training)
         self.__dict__.update(model=model, answer=answer)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["model"], name)
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["model"], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.__dict__["answer"](_arguments(args, kwargs))
@@ -489,27 +350,31 @@ def _arguments_in(loss_fn: LossFunction, model: nn.Module, batch: object) -> Arg
 
 def _loss_needs(
     loss_fn: LossFunction, model: nn.Module, batch: object, tree: Tree, step: TracedStep
-) -> tuple[int, tuple[int, ...]]:
-    """The memory that a loss takes from outputs to derivatives, and which outputs it is computed from."""
-    outputs = [
-        torch.zeros(form.shape, dtype=form.dtype, device=form.device, requires_grad=position in tree.differentiable)
-        for position, form in enumerate(tree.forms)
-    ]
+) -> tuple[float, tuple[int, ...]]:
+    """The memory that a loss takes, as a multiple of its derivatives, and which outputs it is computed from."""
+    outputs = tuple(
+        torch.ones(form.shape, dtype=form.dtype, device=form.device, requires_grad=form.requires_grad)
+        for form in tree.forms
+    )
+    wanted = [position for position, form in enumerate(tree.forms) if form.requires_grad]
     device = step.device
     state = kernels.random_state(device)
     meter = meter_of(device)
     with torch.enable_grad(), meter, meter.watch("loss"):
-        loss = loss_fn(_StandIn(model, lambda _: tree.filled(tuple(outputs))), batch)
-        loss.backward()
+        loss = loss_fn(_StandIn(model, lambda _: tree.filled(outputs)), batch)
+        derivatives = torch.autograd.grad(loss, [outputs[position] for position in wanted], allow_unused=True)
     kernels.set_random_state(device, state)
-    return meter.growth()["loss"], tuple(at for at, output in enumerate(outputs) if output.grad is not None)
+    read = tuple(at for at, derivative in zip(wanted, derivatives, strict=True) if derivative is not None)
+    if not read:
+        raise AcwbError("loss_fn does not compute the loss from what the model gives, so nothing would be trained.")
+    return meter.growth()["loss"] / sum(each.nbytes for each in derivatives if each is not None), read
 
 
-def _with_loss(costs: Profile, step: TracedStep, size: int) -> Profile:
+def _with_loss(costs: Profile, step: TracedStep, share: float) -> Profile:
     """A profile in which the loss has its memory where its derivatives are made."""
-    graph = step.graph
     derivatives = [node.name for node in step.fx_graph.nodes if "derivative_of" in node.meta]
-    more = max(0, size - sum(graph.storage[name].bytes for name in derivatives))
+    size = sum(step.graph.storage[name].bytes for name in derivatives)
+    more = max(0, round(share * size) - size)
     return replace(costs, workspace_bytes={**costs.workspace_bytes, derivatives[0]: more})
 
 

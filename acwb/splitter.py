@@ -14,6 +14,7 @@ from torch import fx
 
 from acwb.graph import Phase, Role
 from acwb.step import TracedStep
+from acwb.surveyor import storage_of
 
 # They take running statistics, which in training have no part in what they give that is of use after the forward phase.
 PASS_ON = (
@@ -34,7 +35,7 @@ class Halves:
         read: the positions of the inputs that the backward phase reads.
         stale: those of them that are written back in between, so that it must be given their former values.
         states: the names of the random states that the forward phase keeps and the backward phase replays from.
-        derived: the positions of the outputs whose derivatives the backward phase takes.
+        derived: the positions of the outputs whose derivatives the backward phase takes, and the strides of these.
     """
 
     forward: Callable[..., tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]]
@@ -42,7 +43,7 @@ class Halves:
     read: tuple[int, ...]
     stale: tuple[int, ...]
     states: tuple[str, ...]
-    derived: tuple[int, ...]
+    derived: dict[int, tuple[int, ...]]
 
 
 def take(values: list[Any]) -> Any:
@@ -66,8 +67,9 @@ def split(step: TracedStep, states: Sequence[str]) -> Halves:
     first = [node for node in ops if _phase(node) is Phase.FORWARD]
     derivatives = [node for node in ops if "derivative_of" in node.meta]
     second = [node for node in ops if _phase(node) is Phase.BACKWARD and node not in derivatives]
+    second = _views_of([inputs[position] for position in step.updated], first, second) + second
     used = {source for node in second for source in node.all_input_nodes} | {each for each in gradients if each}
-    handed = [node for node in first if node in used]
+    handed = [node for node in first if node in used and node not in second]
     read = tuple(position for position, node in enumerate(inputs) if node in used)
     constants = [node for node in graph.find_nodes(op="get_attr") if node.target not in states]
     kept = [node for node in graph.find_nodes(op="get_attr") if node.target in states]
@@ -90,14 +92,33 @@ def split(step: TracedStep, states: Sequence[str]) -> Halves:
         read,
         stale=tuple(position for position in step.updated if _matters(inputs[position], second)),
         states=tuple(node.target for node in kept),
-        derived=tuple(node.meta["derivative_of"] for node in derivatives),
+        derived={node.meta["derivative_of"]: _strides(node.meta["val"]) for node in derivatives},
     )
+
+
+def _views_of(written: Sequence[fx.Node], first: Sequence[fx.Node], second: Sequence[fx.Node]) -> list[fx.Node]:
+    """The views, used in the backward phase, of inputs that are written back before it: they are taken again there."""
+    storages = {storage_of(node.meta["val"]) for node in written}
+    used = {source for node in second for source in node.all_input_nodes}
+    found: list[fx.Node] = []
+    for node in reversed(first):
+        value = node.meta["val"]
+        if node in used and isinstance(value, torch.Tensor) and storage_of(value) in storages:
+            found.append(node)
+            used.update(node.all_input_nodes)
+    return found[::-1]
 
 
 def former_inputs(step: TracedStep) -> list[int]:
     """The positions of inputs whose former values the backward phase may have to be given, by some plan."""
     inputs = step.fx_graph.find_nodes(op="placeholder")
     return [position for position in step.updated if _matters(inputs[position], list(inputs[position].users))]
+
+
+def _strides(value: torch.Tensor) -> tuple[int, ...]:
+    """The layout in which a derivative is taken: as recorded, but with memory of its own for every element."""
+    overlaps = any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))
+    return torch.empty(value.shape, device="meta").stride() if overlaps else value.stride()
 
 
 def _matters(node: fx.Node, readers: Sequence[fx.Node]) -> bool:

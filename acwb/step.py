@@ -6,7 +6,7 @@ drops each value at its last use. `.grad` is freed first; buffers, inputs and pa
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -86,6 +86,11 @@ class CapturedBatch:
     def tensors(self) -> list[torch.Tensor]:
         """Its tensors, in order."""
         return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+
+    def without_tensors(self) -> "CapturedBatch":
+        """Its form alone."""
+        pairs = zip(self.leaves, self.forms, strict=True)
+        return replace(self, leaves=tuple(None if form else leaf for leaf, form in pairs))
 
     @property
     def tensor_names(self) -> list[str]:

@@ -114,7 +114,7 @@ class _Survey:
         inputs = tuple(dict.fromkeys(self.name_of[storage_of(value)] for value in _tensors_read(node)))
         several = isinstance(node.meta["val"], (tuple, list))
         outputs = []
-        values = node.meta["val"] if several else [node.meta["val"]]
+        values = _made(node) if several else [node.meta["val"]]
         if _is_view(node):  # of a constant, whose views are recorded as if they had memory of their own
             self.name_of.update(
                 {storage_of(value): inputs[0] for value in values if storage_of(value) not in self.name_of}
@@ -230,15 +230,25 @@ def _tensors_read(node: fx.Node) -> Iterator[torch.Tensor]:
                 yield value
 
 
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """What an op is called with, by name."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return {}
+    named = {argument.name: value for argument, value in zip(node.target._schema.arguments, node.args, strict=False)}
+    return {**named, **node.kwargs}
+
+
+def _made(node: fx.Node) -> list[Any]:
+    """The results of an op with several; those that its mask leaves out are recorded, but not made."""
+    mask = _arguments(node).get("output_mask") or [True] * len(node.meta["val"])
+    return [value if wanted else None for value, wanted in zip(node.meta["val"], mask, strict=True)]
+
+
 def _tensors_written(node: fx.Node) -> Iterator[torch.Tensor]:
     if not isinstance(node.target, torch._ops.OpOverload):
         return
-    arguments = node.target._schema.arguments
-    given: dict[str, Any] = {
-        **{argument.name: value for argument, value in zip(arguments, node.args, strict=False)},
-        **node.kwargs,
-    }
-    for argument in arguments:
+    given = _arguments(node)
+    for argument in node.target._schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
             for source in pytree.tree_leaves(given.get(argument.name)):
                 if isinstance(source, fx.Node):

@@ -22,7 +22,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
 
 from acwb import assembler, checker, eager, kernels, recorder
-from acwb.binder import Slot, attributes_restored, rebound, refuse_hooks, slots_of, standing_in, states_of
+from acwb.binder import (
+    Slot,
+    attributes_restored,
+    rebound,
+    refuse_hooks,
+    refuse_left_behind,
+    slots_of,
+    standing_in,
+    states_of,
+)
 from acwb.errors import AcwbError, CaptureError
 from acwb.graph import Environment, Role
 from acwb.guard import Guard, ValueQuestion, guarded
@@ -86,7 +95,7 @@ def capture(
     if optimizer is not None:
         checker.check_optimizer(optimizer, slots)
     checker.check_modes(model)
-    joint, constants = _recorded(model, slots, captured, call)
+    joint, constants = _recorded(model, slots, captured, call, is_open)
     inputs = dict(zip(captured.tensor_names, captured.tensors, strict=True))
     assembly = assembler.assemble(joint, slots, inputs, is_open)
     if optimizer is not None:
@@ -107,15 +116,15 @@ def capture(
 
 
 def _recorded(
-    model: nn.Module, slots: tuple[Slot, ...], batch: CapturedBatch, call: Call
+    model: nn.Module, slots: tuple[Slot, ...], batch: CapturedBatch, call: Call, is_open: bool
 ) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
     """Record as if nobody did; announce it only to a model that otherwise asks for values."""
     try:
-        return _Capture(model, slots, batch, call).run()
+        return _Capture(model, slots, batch, call, is_open).run()
     except CaptureError as error:
         if not isinstance(error.__cause__, ValueQuestion):
             raise
-    return _Capture(model, slots, batch, call).run(announced=True)
+    return _Capture(model, slots, batch, call, is_open).run(announced=True)
 
 
 def _trained(assembly: assembler.Assembly) -> list[recorder.Trained]:
@@ -175,11 +184,14 @@ class _Presented(nn.Module):
 class _Capture:
     """One capture. It knows where in the model it is: ops get module paths, and errors name a module and a line."""
 
-    def __init__(self, model: nn.Module, slots: tuple[Slot, ...], batch: CapturedBatch, call: Call) -> None:
+    def __init__(
+        self, model: nn.Module, slots: tuple[Slot, ...], batch: CapturedBatch, call: Call, is_open: bool
+    ) -> None:
         self.model = model
         self.slots = slots
         self.batch = batch
         self.call = call
+        self.is_open = is_open
         self.cache_casts = torch.is_autocast_cache_enabled()
         self.paths = {id(module): path for path, module in model.named_modules()}
         self.inside: list[nn.Module] = []
@@ -216,6 +228,8 @@ class _Capture:
         with standing_in(self.slots, tensors), eager.cast_cache(tensors, self.cache_casts), guarded() as guard:
             outputs = self.call(self.model, self.batch.with_tensors(inputs))
             self.rebound = rebound(self.slots, tensors)
+            if self.is_open:
+                refuse_left_behind(self.model, tensors)
         if self.earlier is not None:
             guard.refuse_differences(self.earlier)
         self.earlier = guard

@@ -27,7 +27,7 @@ LINE = [
     *("device", "profiler", "scheduler", "simulator"),
     *("planners.budgets", "planners.pins", "planners.frame", "planners.arrangement", "planners.bounds", "plans"),
     *("planners.habits", "planners.mu_two", "planners.frontier", "planners.optimal", "planner"),
-    *("rewriter", "splitter", "runtime", "blocks"),
+    *("rewriter", "splitter", "outputs", "program", "runtime", "blocks"),
     *("launcher", "models", "measure"),
 ]
 BESIDE = {"compatibility", "bench", "tradeoff"}
