@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy
@@ -11,6 +11,7 @@ import acwb
 from acwb.device import clock_of, peak_resident_bytes
 from acwb.launcher import launch
 from acwb.measure import (
+    Action,
     Ratio,
     allocated_peak_bytes,
     interleave,
@@ -116,41 +117,43 @@ def sum_of_ops_beside_step(step: TracedStep, rounds: int) -> tuple[float, Ratio,
     return float(numpy.median(steps)) * 1e3, Ratio(compare(everything), float(low), float(high), rounds), together
 
 
-def planned_beside_eager(name: str, batch_size: int, wanted: tuple[float, ...]) -> list[str]:
-    """A row for each reduction: its plan's peak and time, predicted and measured. Run in a process of its own."""
+def planned_beside_eager(name: str, batch_size: int, wanted: tuple[float, ...]) -> Iterator[str]:
+    """First a line with the measured step; then one for each reduction: its plan's time and peaks, also predicted."""
     make = partial(getattr(acwb.models, name), batch_size=batch_size)
     subject = make()
     step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
     profile = acwb.profile(step)
     frontier, static = acwb.frontier(profile), step.graph.static_bytes
-    plans = {part: frontier.at(static + int((1 - part) * (profile.peak_bytes - static))) for part in wanted}
-    steps = {f"{part:.0%}": acwb.rewrite(step, plan) for part, plan in plans.items()}
-    actions = {"eager": subject.eager_step, "captured": step.run, **{part: each.run for part, each in steps.items()}}
+    plans = {f"{part:.0%}": frontier.at(static + int((1 - part) * (profile.peak_bytes - static))) for part in wanted}
+    steps = {part: acwb.rewrite(step, plan) for part, plan in plans.items()}
+    seconds = _timed_until_narrow({"eager": subject.eager_step, "captured": step.run}, steps)
+    yield (
+        f"{name} at batch {batch_size}: eager {numpy.median(seconds['eager']) * 1e3:,.0f} ms, captured "
+        f"{ratio(seconds['captured'], seconds['eager'])} of it, {len(seconds['eager'])} rounds"
+    )
+    for part, plan in plans.items():
+        times = [str(ratio(seconds[part], seconds[other])) for other in ("eager", "captured")]
+        yield f"  −{part}: predicted ×{1 + plan.overhead:.3f}, measured {times[0]} of eager, {times[1]} of captured"
+    for part, plan in plans.items():
+        budget = plan.budget_bytes or 0
+        tensors = tensor_peak_bytes(steps[part]) / plan.timeline.tensor_peak_bytes
+        peaks = allocated_peak_bytes(steps[part]) / budget, process_peak_bytes(make, plan) / budget
+        yield (
+            f"  −{part}: budget {gibibytes(budget)}; tensors ÷ predicted {tensors:.5f}; ÷ budget: allocator "
+            f"{peaks[0]:.5f}, process {peaks[1]:.5f}"
+        )
+
+
+def _timed_until_narrow(references: dict[str, Action], steps: dict[str, TracedStep]) -> dict[str, list[float]]:
+    """The seconds of all in each round, with as many rounds as it takes for narrow intervals."""
+    actions = {**references, **{part: step.run for part, step in steps.items()}}
     seconds = interleave(actions, 11)
     while len(seconds["eager"]) < MOST_ROUNDS and any(
         _width(ratio(seconds[part], seconds["eager"])) > WIDEST for part in steps
     ):
         for action, more in interleave(actions, 4).items():
             seconds[action] += more
-    rows = [
-        f"{name} at batch {batch_size}: eager {numpy.median(seconds['eager']) * 1e3:,.0f} ms, captured "
-        f"{ratio(seconds['captured'], seconds['eager'])} of it, {len(seconds['eager'])} rounds"
-    ]
-    for part, plan in plans.items():
-        planned = steps[f"{part:.0%}"]
-        against = [str(ratio(seconds[f"{part:.0%}"], seconds[other])) for other in ("eager", "captured")]
-        budget = plan.budget_bytes or 0
-        peaks = [
-            tensor_peak_bytes(planned) / plan.timeline.tensor_peak_bytes,
-            allocated_peak_bytes(planned) / budget,
-            process_peak_bytes(make, plan) / budget,
-        ]
-        rows.append(
-            f"  −{part:.0%} {gibibytes(budget):>11}  predicted {plan.overhead:+.1%}  measured {against[0]} of eager, "
-            f"{against[1]} of captured  tensors ÷ predicted {peaks[0]:.5f}, ÷ budget: allocator {peaks[1]:.5f}, "
-            f"process {peaks[2]:.5f}"
-        )
-    return rows
+    return seconds
 
 
 def _width(relative: Ratio) -> float:
@@ -158,13 +161,12 @@ def _width(relative: Ratio) -> float:
 
 
 def overheads() -> None:
-    """Print plans of the real subjects beside their runs, a fresh process for each subject."""
-    sys.stdout.write(
-        "planned steps: reduction of the peak above static, budget; time and peaks, predicted and measured\n"
-    )
+    """Print plans of the real subjects beside their runs."""
+    sys.stdout.write("planned steps, by how much the peak above static is reduced: time and peaks\n")
     for name, batch_size, wanted in PLANNED:
-        sys.stdout.write("\n".join(launch(planned_beside_eager, name, batch_size, wanted)) + "\n")
-        sys.stdout.flush()
+        for row in planned_beside_eager(name, batch_size, wanted):
+            sys.stdout.write(f"{row}\n")
+            sys.stdout.flush()
 
 
 def bench() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from acwb.device import data_bytes, trim_memory
+from acwb.device import data_bytes
 from acwb.errors import AcwbError
 
 Result = TypeVar("Result")
@@ -73,10 +73,9 @@ def _pickled(function: Callable[..., object], args: object, kwargs: object) -> b
 def cap_memory(size: int) -> None:
     """From now on, let this process allocate `size` bytes more than it holds, and not a byte beyond that.
 
-    Mapped libraries do not count; what the C library holds between blocks in use stays there to be used. What torch
-    cannot get, it reports as an error.
+    Mapped libraries do not count; what the C library holds without using it stays there to be used. What torch cannot
+    get, it reports as an error.
     """
-    trim_memory()
     limit = data_bytes() + size
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
