@@ -7,9 +7,8 @@ import torch
 
 import acwb
 from acwb.measure import tensor_peak_bytes
-from acwb.planner import PLANNERS
-from acwb.planners.mu_two import mu_two
 from architectures import TORCHVISION, TRANSFORMERS
+from candidates import nine_plans
 from equality import Start, differences, train
 
 FAST = ("resnet_of_bottlenecks", "bert")
@@ -49,16 +48,12 @@ def test_architectures_run_as_planned(family: str, name: str) -> None:
     start = Start(step)
     profile = acwb.profile(step, repeats=1)
     frontier = acwb.frontier(profile)
-    floor, baseline = frontier.floor_bytes, frontier.baseline_bytes
-    budgets = [int(floor + share * (baseline - floor)) for share in (0.25, 0.5, 0.75)]
-    plans = [frontier.at(budget) for budget in budgets] + [mu_two(profile, budget) for budget in budgets]
-    plans += [PLANNERS[name](profile, baseline) for name in ("recompute_all", "sqrt_n", "per_block")]
-    for plan in plans:
+    for plan in nine_plans(profile, frontier):
         planned = acwb.rewrite(step, plan)
         start.restore()
         assert differences(train(subject, planned.run), expected) == []
         assert tensor_peak_bytes(planned) == pytest.approx(plan.timeline.tensor_peak_bytes, rel=0.01)
-    assert floor <= 0.95 * baseline or f"{family} {name}" in FLOOR_IS_HIGH
+    assert frontier.floor_bytes <= 0.95 * frontier.baseline_bytes or f"{family} {name}" in FLOOR_IS_HIGH
 
 
 def test_there_are_enough_of_them() -> None:

@@ -20,6 +20,7 @@ from acwb.rewriter import Recomputation, described, recomputations
 from acwb.schedule import Free, Run, Schedule, SwapIn, SwapOut
 from acwb.scheduler import Listing, freeing, just_in_time
 from acwb.simulator import simulate
+from candidates import nine_plans
 from drawing import draw, profiled, steps
 from equality import Start, differences, train, train_to_the_end
 from zoo import MAKERS
@@ -33,7 +34,7 @@ def traced(subject: Subject) -> acwb.TracedStep:
 
 
 def plans_of(profile: acwb.Profile) -> dict[str, acwb.Plan]:
-    """The least, the middle and the largest of the frontier, and what the habits do."""
+    """The first, the middle and the last point of the frontier, and what the habits do."""
     frontier = acwb.frontier(profile)
     points = {"first": frontier.points[0], "middle": frontier.points[len(frontier.points) // 2]}
     found = {name: frontier.plan(point) for name, point in {**points, "floor": frontier.points[-1]}.items()}
@@ -260,12 +261,7 @@ def test_real_models_run_as_planned(name: str) -> None:
     expected = train_to_the_end(subject, subject.eager_step)
     start.restore()
     profile = acwb.profile(step, repeats=1)
-    frontier = acwb.frontier(profile)
-    floor, baseline = frontier.floor_bytes, frontier.baseline_bytes
-    budgets = [int(floor + share * (baseline - floor)) for share in (0.25, 0.5, 0.75)]
-    plans = [frontier.at(budget) for budget in budgets] + [mu_two(profile, budget) for budget in budgets]
-    plans += [PLANNERS[name](profile, ENOUGH) for name in ("recompute_all", "sqrt_n", "per_block")]
-    for plan in plans:
+    for plan in nine_plans(profile, acwb.frontier(profile)):
         planned = acwb.rewrite(step, plan)
         start.restore()
         assert differences(train_to_the_end(subject, planned.run), expected) == []
