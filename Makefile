@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: run test test-slow lab results bench predictions overheads tradeoff clean
+.PHONY: run test test-slow lab results bench bench-inductor captured predictions overheads largest tradeoff clean
 
 # Installed again whenever the dependencies change; what is there already is kept.
 .venv/installed: pyproject.toml
@@ -11,31 +11,26 @@ BIN := .venv/bin
 	touch $@
 
 run: .venv/installed
-	@echo "There are no notebooks yet: they come with the workbench. Captured and eager steps side by side: make bench"
+	$(BIN)/python -m acwb.publisher quick
 
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
 
 test-slow: .venv/installed
-	$(BIN)/pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow --numprocesses 2 tests/test_architectures.py
+	$(BIN)/pytest -m slow --ignore tests/test_architectures.py
 
 lab: .venv/installed
-	@echo "There are no notebooks to open yet: they come with the workbench."
+	$(BIN)/jupyter lab --notebook-dir=notebooks
 
 results: .venv/installed
-	@echo "There are no full-scale results yet: they come with the notebooks."
+	PLOTLY_RENDERER=png $(BIN)/python -m acwb.publisher full
 
-bench: .venv/installed
-	$(BIN)/python -m acwb.bench
-
-predictions: .venv/installed
-	$(BIN)/python -m acwb.bench predictions
-
-overheads: .venv/installed
-	$(BIN)/python -m acwb.bench overheads
+bench bench-inductor captured predictions overheads largest: .venv/installed
+	$(BIN)/python -m acwb.bench $@
 
 tradeoff: .venv/installed
 	$(BIN)/python -m acwb.tradeoff

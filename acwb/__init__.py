@@ -7,8 +7,16 @@ compatibility.define_missing_torchvision_ops()  # before anything imports torchv
 from acwb import models  # noqa: E402
 from acwb.blocks import per_block_checkpoint  # noqa: E402
 from acwb.costs import Profile  # noqa: E402
-from acwb.errors import AcwbError, CaptureError, ChangedStepError, InfeasibleBudgetError  # noqa: E402
+from acwb.errors import (  # noqa: E402
+    AcwbError,
+    CaptureError,
+    ChangedStepError,
+    DoesNotFitError,
+    InfeasibleBudgetError,
+)
 from acwb.graph import Activation, Op, Phase, Role, StepGraph, Storage  # noqa: E402
+from acwb.limiter import train_within  # noqa: E402
+from acwb.measurer import Measurement, measure  # noqa: E402
 from acwb.planner import plan  # noqa: E402
 from acwb.planners.bounds import lower_bound  # noqa: E402
 from acwb.planners.frontier import Frontier, frontier  # noqa: E402
@@ -16,8 +24,11 @@ from acwb.plans import Decision, Plan  # noqa: E402
 from acwb.profiler import profile  # noqa: E402
 from acwb.rewriter import rewrite  # noqa: E402
 from acwb.runtime import Checkpointed, checkpoint  # noqa: E402
+from acwb.sizer import LargestBatch, largest_batch  # noqa: E402
 from acwb.step import TracedStep  # noqa: E402
+from acwb.sweeper import Sweep, sweep  # noqa: E402
 from acwb.tracer import trace  # noqa: E402
+from acwb.verifier import Verification, verify  # noqa: E402
 
 __all__ = [
     "Activation",
@@ -26,8 +37,11 @@ __all__ = [
     "ChangedStepError",
     "Checkpointed",
     "Decision",
+    "DoesNotFitError",
     "Frontier",
     "InfeasibleBudgetError",
+    "LargestBatch",
+    "Measurement",
     "Op",
     "Phase",
     "Plan",
@@ -35,14 +49,21 @@ __all__ = [
     "Role",
     "StepGraph",
     "Storage",
+    "Sweep",
     "TracedStep",
+    "Verification",
     "checkpoint",
     "frontier",
+    "largest_batch",
     "lower_bound",
+    "measure",
     "models",
     "per_block_checkpoint",
     "plan",
     "profile",
     "rewrite",
+    "sweep",
     "trace",
+    "train_within",
+    "verify",
 ]

@@ -1,9 +1,11 @@
 """Files that appear whole or not at all; JSON ones are stamped with what they hold and in which format version."""
 
+import csv
+import io
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,16 @@ FORMAT_VERSION = 1
 def write(path: str | os.PathLike[str], kind: str, content: Mapping[str, Any]) -> None:
     """Write `content` to `path` as JSON, replacing what was there only once the new file is complete."""
     write_texts({path: json.dumps({"kind": kind, "version": FORMAT_VERSION, **content}, indent=1)})
+
+
+def rows_as_csv(data: Iterable[Mapping[Any, Any]]) -> str:
+    """Rows as the text of a CSV file; a column is there if any row has it."""
+    rows = list(data)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def write_texts(texts: Mapping[str | os.PathLike[str], str]) -> None:

@@ -1,33 +1,45 @@
-"""Prints the tables that the README and the notes quote: `make bench`, `make predictions` and `make overheads`."""
+"""Prints the tables that the README and the notes quote, and leaves the contests' under results/.
+
+`make bench` and `make bench-inductor` for the side-by-side with what people use; `make captured`, `make predictions`,
+`make overheads` and `make largest` for our own steps.
+"""
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy
 
 import acwb
+from acwb import archive, contenders, plots
+from acwb.contenders import Contender
+from acwb.contest import ALTERNATIVES, COMPILED, Contest, hold
 from acwb.device import clock_of, peak_resident_bytes
+from acwb.keeper import contest_path
 from acwb.launcher import launch
-from acwb.measure import (
+from acwb.meters import (
     Action,
     Ratio,
     allocated_peak_bytes,
     interleave,
     peak_live_bytes,
-    process_peak_bytes,
+    peaks_of,
     ratio,
     tensor_peak_bytes,
 )
 from acwb.models import Subject
 from acwb.profiler import Replay, Timed, unchanged
+from acwb.results import save_figure
 from acwb.scheduler import just_in_time
 from acwb.simulator import simulate
 from acwb.step import TracedStep
 from acwb.units import gibibytes
 
 ROUNDS = 15
+ROUNDS_OF_CONTEST = 11
 
 # What is predicted and measured: subject, batch size, rounds.
 PREDICTED = (
@@ -40,7 +52,17 @@ PREDICTED = (
 # What is planned and run: subject, batch size, reductions of the peak above static.
 PLANNED = (("resnet152", 16, (0.3, 0.5, 0.7)), ("bert", 16, (0.3, 0.5, 0.6)))
 WIDEST = 0.06  # of an interval of a time ratio
-MOST_ROUNDS = 33
+LEAST_ROUNDS = 11
+MOST_ROUNDS = 59
+
+# Subject, batch size, options, whether it is timed: otherwise only what goes wrong is looked at.
+CONTESTS: tuple[tuple[str, int, dict[str, Any], bool], ...] = (
+    ("resnet152", 8, {}, True),
+    ("bert", 8, {"dropout": 0.0}, True),
+    ("bert", 8, {"dropout": 0.1}, False),
+)
+LARGEST = (("resnet152", "1.5GiB"), ("resnet152", "4GiB"), ("bert", "4GiB"))  # subject, memory
+RESULTS = Path("results/full")
 
 
 def captured_beside_eager(make: Callable[..., Subject], batch_size: int) -> str:
@@ -83,7 +105,7 @@ def predicted_beside_measured(name: str, batch_size: int, optimizer: str, rounds
     peaks = [
         tensors / (tensor_peak_bytes(step) - static),
         total / (allocated_peak_bytes(step) - static),
-        total / (process_peak_bytes(make) - static),
+        total / (peaks_of(make, contenders.captured).process - static),
     ]
     milliseconds, relative, together = sum_of_ops_beside_step(step, rounds)
     phase = step.graph.ops[profile.peak_rank].phase
@@ -123,37 +145,62 @@ def planned_beside_eager(name: str, batch_size: int, wanted: tuple[float, ...]) 
     subject = make()
     step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
     profile = acwb.profile(step)
-    frontier, static = acwb.frontier(profile), step.graph.static_bytes
-    plans = {f"{part:.0%}": frontier.at(static + int((1 - part) * (profile.peak_bytes - static))) for part in wanted}
+    frontier = acwb.frontier(profile)
+    plans = {f"{part:.0%}": frontier.at(profile.budget(part)) for part in wanted}
     steps = {part: acwb.rewrite(step, plan) for part, plan in plans.items()}
-    seconds = _timed_until_narrow({"eager": subject.eager_step, "captured": step.run}, steps)
-    yield (
-        f"{name} at batch {batch_size}: eager {numpy.median(seconds['eager']) * 1e3:,.0f} ms, captured "
-        f"{ratio(seconds['captured'], seconds['eager'])} of it, {len(seconds['eager'])} rounds"
-    )
+    seconds = _timed_until_narrow(name, subject.eager_step, steps)
+    rounds = len(seconds["eager"])
+    yield f"{name} at batch {batch_size}: eager {numpy.median(seconds['eager']) * 1e3:,.0f} ms, {rounds} rounds"
+    rows = []
     for part, plan in plans.items():
-        times = [str(ratio(seconds[part], seconds[other])) for other in ("eager", "captured")]
-        yield f"  −{part}: predicted ×{1 + plan.overhead:.3f}, measured {times[0]} of eager, {times[1]} of captured"
-    for part, plan in plans.items():
+        time = ratio(seconds[part], seconds["eager"])
         budget = plan.budget_bytes or 0
-        tensors = tensor_peak_bytes(steps[part]) / plan.timeline.tensor_peak_bytes
-        peaks = allocated_peak_bytes(steps[part]) / budget, process_peak_bytes(make, plan) / budget
+        process = peaks_of(make, partial(contenders.planned, plan=plan)).process
+        row = {
+            "subject": name,
+            "batch_size": batch_size,
+            "reduction": part,
+            "predicted": 1 + plan.overhead,
+            "time": time.median,
+            "time_low": time.low,
+            "time_high": time.high,
+            "rounds": rounds,
+            "budget_bytes": budget,
+            "tensors_over_predicted": tensor_peak_bytes(steps[part]) / plan.timeline.tensor_peak_bytes,
+            "allocator_over_budget": allocated_peak_bytes(steps[part]) / budget,
+            "process_over_budget": process / budget,
+        }
+        rows.append(row)
         yield (
-            f"  −{part}: budget {gibibytes(budget)}; tensors ÷ predicted {tensors:.5f}; ÷ budget: allocator "
-            f"{peaks[0]:.5f}, process {peaks[1]:.5f}"
+            f"  −{part}: predicted ×{row['predicted']:.3f}, measured {time}; budget {gibibytes(budget)}, tensors ÷ "
+            f"predicted {row['tensors_over_predicted']:.5f}; ÷ budget: allocator {row['allocator_over_budget']:.5f}, "
+            f"process {row['process_over_budget']:.5f}"
         )
+    _keep(f"overheads_{name}", rows)
 
 
-def _timed_until_narrow(references: dict[str, Action], steps: dict[str, TracedStep]) -> dict[str, list[float]]:
-    """The seconds of all in each round, with as many rounds as it takes for narrow intervals."""
-    actions = {**references, **{part: step.run for part, step in steps.items()}}
-    seconds = interleave(actions, 11)
+def _timed_until_narrow(name: str, eager: Action, steps: Mapping[str, TracedStep]) -> dict[str, list[float]]:
+    """The seconds of all in each round, with as many rounds as it takes for narrow intervals; all are kept."""
+    actions = {"eager": eager, **{part: step.run for part, step in steps.items()}}
+    seconds = interleave(actions, LEAST_ROUNDS)
+    _keep_rounds(name, seconds)
     while len(seconds["eager"]) < MOST_ROUNDS and any(
         _width(ratio(seconds[part], seconds["eager"])) > WIDEST for part in steps
     ):
-        for action, more in interleave(actions, 4).items():
+        for action, more in interleave(actions, 2, warm_up=False).items():
             seconds[action] += more
+        _keep_rounds(name, seconds)
     return seconds
+
+
+def _keep_rounds(name: str, seconds: Mapping[str, list[float]]) -> None:
+    rounds = zip(*seconds.values(), strict=True)
+    _keep(f"overheads_{name}_seconds", [dict(zip(seconds, each, strict=True)) for each in rounds])
+
+
+def _keep(name: str, rows: list[dict[str, Any]]) -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    archive.write_texts({RESULTS / f"{name}.csv": archive.rows_as_csv(rows)})
 
 
 def _width(relative: Ratio) -> float:
@@ -170,6 +217,52 @@ def overheads() -> None:
 
 
 def bench() -> None:
+    """Hold the contests with what people use."""
+    for name, batch_size, options, is_timed in CONTESTS:
+        _hold("contest", name, batch_size, options, ALTERNATIVES, ROUNDS_OF_CONTEST if is_timed else 0)
+
+
+def bench_inductor() -> None:
+    """Hold those with compiled kernels, each to be seen against its own budget of 1."""
+    for name, batch_size, options, is_timed in CONTESTS:
+        if is_timed:
+            found = _hold("inductor", name, batch_size, options, COMPILED, ROUNDS_OF_CONTEST)
+            for label in COMPILED:
+                relative, first = found.time(label, next(iter(COMPILED))), found.row(label).first_seconds
+                sys.stdout.write(f"  {label}: {relative} of its own budget 1.0; first step {first:,.0f} s\n")
+            sys.stdout.flush()
+
+
+def _hold(
+    kind: str, name: str, batch_size: int, options: dict[str, Any], all_of_them: Mapping[str, Contender], rounds: int
+) -> Contest:
+    """Hold a contest anew; notebook 7 reads it where it finds it."""
+    found = launch(hold, name, batch_size, options, all_of_them, rounds, shows_progress=True)
+    sys.stdout.write(f"{found}\n")
+    sys.stdout.flush()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    found.save(contest_path(name, batch_size, options, rounds, RESULTS, kind))
+    label = "_".join([kind, name, *(f"{key}_{value}" for key, value in options.items())])
+    if rounds:
+        save_figure(plots.contest(found), label, found.records, RESULTS)
+    else:
+        _keep(label, found.records)
+    return found
+
+
+def largest() -> None:
+    """Print the largest batches that train in a given memory, confirmed under a hard cap."""
+    rows = []
+    for name, memory in LARGEST:
+        found = acwb.largest_batch(getattr(acwb.models, name), memory)
+        sys.stdout.write(f"{found}\n")
+        sys.stdout.flush()
+        row = {"subject": name, "memory": memory, "eager": found.eager, "planned": found.planned}
+        rows.append({**row, "predicted_overhead": found.plan.overhead, "search_seconds": found.search_seconds})
+    _keep("largest_batches", rows)
+
+
+def captured() -> None:
     """Print the captured step beside eager."""
     write = sys.stdout.write
     write("captured step beside eager (time ratio: median and 95 % interval; peak of live tensor bytes above static)\n")
@@ -201,5 +294,12 @@ def predictions() -> None:
 if __name__ == "__main__":
     from acwb import bench as this  # under its own name, by which fresh processes find its functions
 
-    tables = {"bench": this.bench, "predictions": this.predictions, "overheads": this.overheads}
-    tables[sys.argv[1] if len(sys.argv) > 1 else "bench"]()
+    tables = {
+        "bench": this.bench,
+        "bench-inductor": this.bench_inductor,
+        "captured": this.captured,
+        "largest": this.largest,
+        "predictions": this.predictions,
+        "overheads": this.overheads,
+    }
+    tables[sys.argv[1]]()

@@ -47,7 +47,7 @@ def per_block_checkpoint(model: nn.Module, every: int = 1) -> nn.Module:
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise AcwbError(f"every is {every!r}: give a whole number of at least 1.")
     _check_untouched(model)
-    blocks = list(_blocks(model).items())
+    blocks = list(blocks_of(model).items())
     forwards: list[_Forward] = [_Forward(block, path) for block, path in blocks[::every]]
     if not forwards:
         forwards = [_ChunkedForward(block, path, every) for block, path in _sequentials(model).items()]
@@ -218,7 +218,7 @@ def _check_untouched(model: nn.Module) -> None:
             )
 
 
-def _blocks(model: nn.Module) -> dict[nn.Module, str]:
+def blocks_of(model: nn.Module) -> dict[nn.Module, str]:
     """The blocks and their paths, in the order of the model."""
     containers = [module for module in model.modules() if isinstance(module, CONTAINERS)]
     members = [child for container in containers for child in container.children()]

@@ -99,6 +99,10 @@ class Profile:
         """The memory that the captured step needs at its peak, storages and workspace."""
         return self.graph.live_bytes[self.peak_rank] + self.workspace_bytes[self.graph.ops[self.peak_rank].name]
 
+    def budget(self, reduction: float) -> int:
+        """The budget in bytes that lowers the peak above static by a part of it: 0.5 for half."""
+        return self.graph.static_bytes + int((1 - reduction) * (self.peak_bytes - self.graph.static_bytes))
+
     def inactive_seconds(self, activation: Activation) -> float:
         """How long an activation lies unused between the forward and the backward phase."""
         return self._clock[activation.first_backward_rank] - self._clock[activation.last_forward_rank + 1]

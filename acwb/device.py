@@ -23,7 +23,10 @@ from acwb.errors import AcwbError
 
 # The C library's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, and the most that it raises the first to by itself.
 _MAPPED_FROM, _TRIMMED_FROM = -3, -1
-_LARGE = 32 * 2**20
+_BY_ITSELF = 32 * 2**20
+# Blocks from this size on are given back when they are freed. Fresh pages take as long as many an op, so times are
+# measured with the larger size; what lies between small blocks that stay is lost, so the smaller one is for the rest.
+TIMED_BLOCKS, ALL_BLOCKS = 8 * 2**20, 64 * 2**10
 
 
 class Clock(Protocol):
@@ -98,23 +101,28 @@ def available_bytes(device: torch.device) -> int:
 
 
 @contextmanager
-def returning_memory(device: torch.device) -> Iterator[None]:
-    """Let the C library give large blocks back when they are freed, instead of keeping them for later.
+def returning_memory(device: torch.device, blocks: int, afterwards: int = _BY_ITSELF) -> Iterator[None]:
+    """Let the C library give blocks from this size on back when they are freed, instead of keeping them for later.
 
-    Those below 8 MiB are kept, or else every op would pay for fresh pages, which takes as long as many an op.
-    Afterwards the limits are those that the library reaches by itself.
+    Args:
+        device: nothing happens on any other than the CPU.
+        blocks: `TIMED_BLOCKS` or `ALL_BLOCKS`.
+        afterwards: the size that holds from then on; by default the one that the library reaches by itself.
     """
     library = ctypes.CDLL(None)
     if device.type == "cpu" and hasattr(library, "mallopt"):
-        library.mallopt(_MAPPED_FROM, _LARGE // 4)
-        library.mallopt(_TRIMMED_FROM, _LARGE // 4)
+        _return_from(library, blocks)
         try:
             yield
         finally:
-            library.mallopt(_MAPPED_FROM, _LARGE)
-            library.mallopt(_TRIMMED_FROM, 2 * _LARGE)
+            _return_from(library, afterwards)
     else:
         yield
+
+
+def _return_from(library: ctypes.CDLL, blocks: int) -> None:
+    library.mallopt(_MAPPED_FROM, blocks)
+    library.mallopt(_TRIMMED_FROM, 2 * blocks)  # the library's own proportion
 
 
 def trim_memory() -> None:

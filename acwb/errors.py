@@ -30,6 +30,9 @@ class ChangedStepError(AcwbError):
         super().__init__(message)
         self.name = name
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.name)
+
 
 class InfeasibleBudgetError(AcwbError):
     """No plan fits the budget.
@@ -45,3 +48,10 @@ class InfeasibleBudgetError(AcwbError):
         self.floor_bytes = floor_bytes
         self.op = op
         self.storages = storages
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.floor_bytes, self.op, self.storages)
+
+
+class DoesNotFitError(AcwbError):
+    """A run was stopped by the memory that it was given, or was not tried because it needs more than there is."""

@@ -1,7 +1,7 @@
 """Runs a function in a fresh process: for memory that nothing else has touched, and for limits that must not stay.
 
-The function and its arguments go there by pickle, the result comes back the same way, and what the function raises is
-raised here. This process's main module is not run again.
+The function and its arguments go there in a file, also where a notebook defines them, the result comes back the same
+way, and what the function raises is raised here. This process's main module is not run again.
 """
 
 import os
@@ -10,9 +10,14 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from threading import Event
 from typing import Any, TypeVar
+
+import cloudpickle
 
 from acwb.device import data_bytes
 from acwb.errors import AcwbError
@@ -22,22 +27,55 @@ Result = TypeVar("Result")
 # The C library then maps every block of 64 KiB or more by itself and gives it back when it is freed, so that the
 # process's memory follows its tensors. It makes allocation slower: times are never measured so.
 PLAIN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+PATIENCE = 0.1  # seconds between two looks at whether a process is to be ended
+
+
+class ProcessDiedError(AcwbError):
+    """A fresh process ended without an answer."""
+
+
+class CancelledError(AcwbError):
+    """A fresh process was ended because somebody asked for it."""
+
+
+_stop: ContextVar[Event | None] = ContextVar("stop", default=None)
+
+
+@contextmanager
+def cancellable(stop: Event) -> Iterator[None]:
+    """While entered, fresh processes of this thread are ended as soon as `stop` is set, with a `CancelledError`."""
+    token = _stop.set(stop)
+    try:
+        yield
+    finally:
+        _stop.reset(token)
 
 
 def launch(
-    function: Callable[..., Result], *args: object, environment: Mapping[str, str] | None = None, **kwargs: object
+    function: Callable[..., Result],
+    *args: object,
+    environment: Mapping[str, str] | None = None,
+    shows_progress: bool = False,
+    **kwargs: object,
 ) -> Result:
-    """Call `function` in a fresh process with more environment variables, and return what it returns."""
+    """Call `function` in a fresh process with more environment variables, and return what it returns.
+
+    What the process writes to its standard error, progress bars for one, is shown only on demand.
+    """
     with tempfile.TemporaryDirectory(prefix="acwb-") as folder:
         call, answer = Path(folder) / "call", Path(folder) / "answer"
-        call.write_bytes(_pickled(function, args, kwargs))
+        _write(call, function, args, kwargs)
         code = f"import sys; sys.path[:] = {sys.path!r}; from acwb import launcher; launcher.answer({folder!r})"
-        child = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, **(environment or {})}, stderr=subprocess.PIPE, check=False
+        child = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, **(environment or {})},
+            stderr=None if shows_progress else subprocess.PIPE,
         )
+        said = _outcome(child)
         if not answer.exists():
-            last = child.stderr.decode(errors="replace").strip().rpartition("\n")[2] or "it wrote nothing"
-            raise AcwbError(
+            written = said.decode(errors="replace").strip()
+            last = "its errors stand above" if shows_progress else written.rpartition("\n")[2] or "it wrote nothing"
+            raise ProcessDiedError(
                 f"The process that ran {_name(function)} ended with code {child.returncode} ({last}): it was killed, "
                 "or what it should run cannot be imported there."
             )
@@ -48,25 +86,43 @@ def launch(
     return value
 
 
+def _outcome(child: "subprocess.Popen[bytes]") -> bytes:
+    """Wait for a process, and return what it wrote to its standard error; it does not outlive whoever waits for it."""
+    stop = _stop.get()
+    try:
+        while True:
+            try:
+                return child.communicate(timeout=PATIENCE if stop is not None else None)[1] or b""
+            except subprocess.TimeoutExpired:
+                if stop is not None and stop.is_set():
+                    raise CancelledError("The measurement was cancelled.") from None
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.communicate()
+
+
 def answer(folder: str) -> None:
     """What the fresh process does: call the function, and leave its result, or what it raised, in a file."""
-    function, args, kwargs = pickle.loads((Path(folder) / "call").read_bytes())
+    with (Path(folder) / "call").open("rb") as file:
+        function, args, kwargs = pickle.load(file)
     try:
         result = function(*args, **kwargs)
     except Exception as error:  # raised again by `launch`
         result = error
     scratch = Path(folder) / "part"
-    scratch.write_bytes(pickle.dumps(result))
+    scratch.write_bytes(cloudpickle.dumps(result))
     scratch.replace(Path(folder) / "answer")
 
 
-def _pickled(function: Callable[..., object], args: object, kwargs: object) -> bytes:
+def _write(path: Path, function: Callable[..., object], args: object, kwargs: object) -> None:
     try:
-        return pickle.dumps((function, args, kwargs))
+        with path.open("wb") as file:
+            cloudpickle.dump((function, args, kwargs), file)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise AcwbError(
-            f"{_name(function)} or its arguments cannot be sent to another process ({error}): use functions that are "
-            "defined in a module."
+            f"{_name(function)} or its arguments cannot be sent to another process ({error}): leave out what belongs "
+            "to this one, like open files and locks."
         ) from error
 
 

@@ -226,6 +226,46 @@ class Plan:
         )
 
     @cached_property
+    def clock(self) -> tuple[float, ...]:
+        """When each entry of the schedule begins, in seconds from the step's start; only runs and stalls take time."""
+        starts, now = [], 0.0
+        for entry in self.schedule.entries:
+            starts.append(now)
+            if isinstance(entry, Run):
+                now += self.profile.shortcuts[entry.op][0] if entry.short else self.profile.seconds[entry.op]
+            elif isinstance(entry, SwapIn):
+                now += entry.stall
+        return tuple(starts)
+
+    @cached_property
+    def timeline_frame(self) -> "pandas.DataFrame":
+        """A row for each run: when it begins, which copy it is, and the bytes of each role while it runs."""
+        import pandas
+
+        timeline, graph = self.timeline, self.profile.graph
+        runs = [(at, entry) for at, entry in enumerate(self.schedule.entries) if isinstance(entry, Run)]
+        phases: list[str] = []
+        for _, run in reversed(runs):  # what runs again belongs to the op that it runs before
+            own = graph.ops[graph.rank[run.op]].phase
+            phases.append(str(own) if not run.copy or not phases else phases[-1])
+        columns: dict[str, list[Any]] = {
+            "start_ms": [self.clock[at] * 1e3 for at, _ in runs],
+            "op": [run.op for _, run in runs],
+            "copy": [run.copy for _, run in runs],
+            "phase": phases[::-1],
+        }
+        for role, sizes in timeline.by_role.items():
+            columns[bytes_column(role)] = [sizes[at] for at, _ in runs]
+        columns[bytes_column("workspace")] = [timeline.total_bytes[at] - timeline.tensor_bytes[at] for at, _ in runs]
+        columns["total_bytes"] = [timeline.total_bytes[at] for at, _ in runs]
+        return pandas.DataFrame(columns)
+
+    @property
+    def peak_row(self) -> "pandas.Series[Any]":
+        """The row of that frame at which the peak stands."""
+        return self.timeline_frame.iloc[int(self.timeline_frame["total_bytes"].to_numpy().argmax())]
+
+    @cached_property
     def ops_frame(self) -> "pandas.DataFrame":
         """A row for each op: what runs again before it, and what is given up, moved out or brought back around it."""
         import pandas
@@ -280,6 +320,11 @@ class Plan:
         if self.claimed_peak_bytes != timeline.peak_bytes:
             lines.append(f"  the planner claims a peak of {gibibytes(self.claimed_peak_bytes)}")
         return "\n".join(lines)
+
+
+def bytes_column(name: str) -> str:
+    """What the column of a role's bytes is called."""
+    return f"{name.replace(' ', '_')}_bytes"
 
 
 def _ops(count: int) -> str:

@@ -10,8 +10,9 @@ workspace must fit at a time.
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -37,6 +38,7 @@ _WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64
 
 Arguments = list[tuple[tuple[Any, ...], dict[str, Any]]]  # of one call; whoever runs it takes them out
 Execute = Callable[["Call", Arguments], Any]
+Returning = Callable[..., AbstractContextManager[None]]  # which freed blocks the C library gives back meanwhile
 
 
 def profile(step: TracedStep, repeats: int = 3, swap: bool | None = None) -> Profile:
@@ -62,12 +64,14 @@ def profile(step: TracedStep, repeats: int = 3, swap: bool | None = None) -> Pro
         swapper = Swapper(devices.space_of(device), clock)
         replay = SwappingReplay(step, tensors, swapper) if swapped else Replay(step, tensors)
         timed = Timed(clock)
+        returning: Returning = partial(devices.returning_memory, device) if swapped else _as_it_is
         with tqdm(total=len(replay.calls) * (1 + repeats), desc="profiling", unit="op", leave=False) as progress:
-            watched = Watched(meter, clock, None if swapped else swapper, step.graph, repeats)
-            with meter:
+            watched = Watched(meter, clock, None if swapped else swapper, step.graph, repeats, returning)
+            with meter, returning(devices.ALL_BLOCKS):
                 replay.run(watched, progress)
-            for _ in range(repeats):
-                replay.run(timed, progress)
+            with returning(devices.TIMED_BLOCKS):
+                for _ in range(repeats):
+                    replay.run(timed, progress)
     growth = meter.growth()
     made = {op.name: sum(step.graph.storage[name].bytes for name in op.outputs) for op in step.graph.ops}
     return Profile(
@@ -77,14 +81,19 @@ def profile(step: TracedStep, repeats: int = 3, swap: bool | None = None) -> Pro
         swap_out_seconds={each.name: median(swapper.out_seconds[each.name]) for each in step.graph.activations},
         swap_in_seconds={each.name: median(swapper.in_seconds[each.name]) for each in step.graph.activations},
         shortcuts={
-            name: (seconds, max(0, growth[_short(name)] - step.graph.storage[f"{name}:0"].bytes))
+            name: (seconds, max(0, growth[shortcut_label(name)] - step.graph.storage[f"{name}:0"].bytes))
             for name, seconds in watched.shortcut_seconds.items()
         },
         conditions=Conditions(devices.description(device), torch.get_num_threads(), repeats, swapped),
     )
 
 
-def _short(name: str) -> str:
+def _as_it_is(*_: int) -> AbstractContextManager[None]:
+    """The C library keeps freed blocks as it likes: there is room."""
+    return nullcontext()
+
+
+def shortcut_label(name: str) -> str:
     """What an op's shortcut is measured under."""
     return f"{name} by its shortcut"
 
@@ -117,7 +126,7 @@ def unchanged(step: TracedStep) -> Iterator[dict[str, torch.Tensor]]:
     for name, storage in kept.items():
         space.write(name, storage)
     with ExitStack() as undo:
-        undo.enter_context(_same_random_state(device))
+        undo.enter_context(same_random_state(device))
         for name, storage in parked.items():
             size = storage.nbytes()
             devices.swap_out(space, name, storage)
@@ -157,7 +166,8 @@ def _gradients(step: TracedStep) -> dict[str, torch.UntypedStorage]:
 
 
 @contextmanager
-def _same_random_state(device: torch.device) -> Iterator[None]:
+def same_random_state(device: torch.device) -> Iterator[None]:
+    """Whatever is drawn meanwhile, the random state is as before at the end."""
     used = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(used, device_type=device.type if used else "cuda"):
         yield
@@ -215,7 +225,7 @@ class Call:
             yield name, tensor.untyped_storage()
 
 
-def _calls(step: TracedStep) -> tuple[Call, ...]:
+def calls_of(step: TracedStep) -> tuple[Call, ...]:
     """The ops of a step in order, each with the nodes that live on after it and those that do not."""
     (output,) = step.fx_graph.find_nodes(op="output")
     outputs, gradients, _ = output.args[0]
@@ -252,7 +262,7 @@ class Replay:
     remedy = "profile with swap=True"
 
     def __init__(self, step: TracedStep, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.calls = _calls(step)
+        self.calls = calls_of(step)
         self._device = step.device
         self._bound: dict[fx.Node, torch.Tensor] = {}
         for node in step.fx_graph.nodes:
@@ -304,11 +314,6 @@ class SwappingReplay(Replay):
 
     remedy = "use a smaller batch"
 
-    def run(self, execute: Execute, progress: "tqdm[Any] | None" = None) -> None:
-        """One pass over all ops."""
-        with devices.returning_memory(self._device):
-            super().run(execute, progress)
-
     def __init__(self, step: TracedStep, tensors: Mapping[str, torch.Tensor], swapper: Swapper) -> None:
         super().__init__(step, tensors)
         self._swapper = swapper
@@ -340,12 +345,21 @@ class SwappingReplay(Replay):
 class Watched:
     """Runs an op under the meter; with a swapper, moves each activation that it makes out and in again."""
 
-    def __init__(self, meter: Meter, clock: Clock, swapper: Swapper | None, graph: StepGraph, repeats: int) -> None:
+    def __init__(
+        self,
+        meter: Meter,
+        clock: Clock,
+        swapper: Swapper | None,
+        graph: StepGraph,
+        repeats: int,
+        returning: Returning = _as_it_is,
+    ) -> None:
         self._meter = meter
         self._clock = clock
         self._swapper = swapper
         self._activations = {activation.name for activation in graph.activations}
         self._repeats = repeats
+        self._returning = returning
         self.shortcut_seconds: dict[str, float] = {}  # of ops whose shortcut gives the same bits
 
     def __call__(self, call: Call, arguments: Arguments) -> Any:
@@ -364,16 +378,17 @@ class Watched:
 
     def _try_shortcut(self, name: str, rule: Rule, args: tuple[Any, ...], result: Any) -> None:
         """Compare an op's shortcut with its result, and time it; here, because it would disturb the ops' own times."""
-        with self._meter.watch(_short(name)):
+        with self._meter.watch(shortcut_label(name)):
             again = rule.kernel(args, result)
         if not _same_bits(again, result[0]):
             return
         del again
         marks = []
-        for _ in range(self._repeats):
-            start = self._clock.mark()
-            rule.kernel(args, result)
-            marks.append((start, self._clock.mark()))
+        with self._returning(devices.TIMED_BLOCKS, devices.ALL_BLOCKS):
+            for _ in range(self._repeats):
+                start = self._clock.mark()
+                rule.kernel(args, result)
+                marks.append((start, self._clock.mark()))
         self.shortcut_seconds[name] = median(self._clock.seconds(start, stop) for start, stop in marks)
 
 

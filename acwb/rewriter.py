@@ -7,7 +7,7 @@ code drops each value at its last use, which is what a schedule says. A random o
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,14 @@ from acwb.shortcuts import parts_of, rule_of
 from acwb.step import TracedStep
 
 
-def rewrite(step: TracedStep, plan: Plan) -> TracedStep:
+@dataclass(frozen=True, eq=False, repr=False)
+class PlannedStep(TracedStep):
+    """A step that does what a plan says."""
+
+    plan: Plan = field(kw_only=True)
+
+
+def rewrite(step: TracedStep, plan: Plan) -> PlannedStep:
     """The step as `plan` does it: same results to the bit, within the plan's memory.
 
     Args:
@@ -54,12 +61,13 @@ def rewrite(step: TracedStep, plan: Plan) -> TracedStep:
             )
     plan.timeline  # a schedule that cannot be followed is refused here  # noqa: B018
     emission = _Emission(step, plan.schedule)
-    return replace(
-        step,
-        graph=described(step.graph, plan.schedule),
-        fx_graph=emission.graph,
-        constants={**step.constants, **emission.states},
-    )
+    changed = {
+        "graph": described(step.graph, plan.schedule),
+        "fx_graph": emission.graph,
+        "constants": {**step.constants, **emission.states},
+    }
+    same = {each.name: getattr(step, each.name) for each in fields(TracedStep)}
+    return PlannedStep(**{**same, **changed}, plan=plan)
 
 
 @dataclass(frozen=True)

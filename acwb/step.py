@@ -4,7 +4,7 @@
 drops each value at its last use. `.grad` is freed first; buffers, inputs and parameters are written last.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -141,6 +141,7 @@ class TracedStep:
             list), a gradient (or None) for each parameter slot, and the new value of each slot and input in `updated`.
         slots: the model's tensors, in the order of the graph's first placeholders; the batch's tensors come next.
         updated: positions among those placeholders of what the step writes back (running statistics and the like).
+        loss_fn: what computes the loss of a model and a batch in plain PyTorch; None where it is computed outside.
     """
 
     graph: StepGraph
@@ -153,6 +154,7 @@ class TracedStep:
     batch: CapturedBatch
     updated: tuple[int, ...]
     modules: tuple[ModuleState, ...]
+    loss_fn: Callable[[nn.Module, Any], torch.Tensor] | None = None
 
     def run(self, batch: object = None) -> torch.Tensor:
         """Do one iteration on `batch` (by default the captured one) and return the detached loss.

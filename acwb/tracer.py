@@ -11,6 +11,7 @@ import sysconfig
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -78,7 +79,7 @@ def trace(
         checker.check_loss(loss)
         return (loss,)
 
-    return capture(model, batch, call, optimizer)
+    return replace(capture(model, batch, call, optimizer), loss_fn=loss_of)
 
 
 def capture(

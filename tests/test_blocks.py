@@ -13,7 +13,7 @@ from torch import nn
 import acwb
 from acwb import blocks
 from acwb.blocks import checkpointed_blocks, per_block_checkpoint, remove_block_checkpoints
-from acwb.measure import peak_live_bytes
+from acwb.meters import peak_live_bytes
 from acwb.models import Subject, classification_loss, sgd
 from equality import differences, same, train
 

@@ -1,6 +1,7 @@
 """A fresh process: results and errors come back, and a death is told."""
 
 import os
+import threading
 
 import pytest
 
@@ -38,4 +39,21 @@ def _die() -> None:
 
 def test_what_cannot_be_sent_is_refused() -> None:
     with pytest.raises(acwb.AcwbError, match="cannot be sent to another process"):
-        launch(lambda: None)
+        launch(_report, threading.Lock())
+
+
+def test_functions_and_classes_of_a_notebook_are_sent_along() -> None:
+    class Cell:
+        word = "word"
+
+    assert launch(lambda cell: cell.word * 2, Cell()) == "wordword"
+
+
+def test_what_an_error_carries_comes_back_with_it() -> None:
+    with pytest.raises(acwb.InfeasibleBudgetError, match="too small") as caught:
+        launch(_refuse)
+    assert (caught.value.floor_bytes, caught.value.op, caught.value.storages) == (7, "relu", ("a", "b"))
+
+
+def _refuse() -> None:
+    raise acwb.InfeasibleBudgetError("too small", 7, "relu", ("a", "b"))

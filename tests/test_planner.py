@@ -251,3 +251,15 @@ def test_the_report_of_a_plan_and_of_a_frontier() -> None:
     assert repr(frontier).startswith(f"Frontier: {len(frontier.points)} plans from")
     plain = simulate(frontier.profile, just_in_time(frontier.profile.graph))
     assert frontier.baseline_bytes == plain.peak_bytes
+
+
+@pytest.mark.parametrize("batch_size", [4, 6, 8])
+def test_where_the_optimizer_needs_most_nothing_is_kept_for_replays(batch_size: int) -> None:
+    subject = acwb.models.tiny_bert(batch_size=batch_size)
+    profile = acwb.profile(acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer), repeats=1)
+    frontier = acwb.frontier(profile)
+    rows = keep_all(profile).timeline_frame
+    assert frontier.floor_bytes == rows["total_bytes"][rows["phase"] == "optimizer"].max()
+    lowest = frontier.plan(frontier.points[-1])
+    assert lowest.schedule.replayed(profile.graph) == ()
+    assert lowest.overhead > 0

@@ -8,8 +8,9 @@ import torch
 
 import acwb
 from acwb import device
+from acwb.contenders import captured
 from acwb.launcher import cap_memory, launch
-from acwb.measure import allocated_peak_bytes, process_peak_bytes, tensor_peak_bytes
+from acwb.meters import allocated_peak_bytes, peaks_of, tensor_peak_bytes
 from acwb.models import Subject, adamw, sgd
 from acwb.scheduler import just_in_time
 from acwb.simulator import simulate
@@ -105,7 +106,7 @@ def test_predicted_peaks_are_the_measured_ones(
     assert timeline.tensor_peak_bytes == tensor_peak_bytes(step)
     total = timeline.peak_bytes - static
     assert total == pytest.approx(allocated_peak_bytes(step) - static, rel=0.01)
-    assert total == pytest.approx(process_peak_bytes(make) - static, rel=0.02)
+    assert total == pytest.approx(peaks_of(make, captured).process - static, rel=0.02)
 
 
 def test_the_peak_of_a_small_batch_with_adamw_lies_in_the_optimizer() -> None:

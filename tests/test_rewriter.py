@@ -12,7 +12,7 @@ import acwb
 from acwb.device import resident_bytes
 from acwb.kernels import keep_random_state, replayed
 from acwb.launcher import PLAIN_MEMORY, launch
-from acwb.measure import LiveBytes, allocated_peak_bytes, tensor_peak_bytes
+from acwb.meters import LiveBytes, allocated_peak_bytes, tensor_peak_bytes
 from acwb.models import Subject
 from acwb.planner import PLANNERS
 from acwb.planners.mu_two import mu_two

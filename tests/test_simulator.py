@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 
 import acwb
 from acwb.graph import Phase, Role, StepGraph
-from acwb.measure import LiveBytes
+from acwb.meters import LiveBytes
 from acwb.models import Subject
 from acwb.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut
 from acwb.scheduler import freeing, just_in_time

@@ -8,7 +8,7 @@ import torch
 import acwb
 from acwb.bench import captured_beyond_memory
 from acwb.launcher import launch
-from acwb.measure import LiveBytes, peak_live_bytes
+from acwb.meters import LiveBytes, peak_live_bytes
 from zoo import MAKERS
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import acwb
-from acwb.measure import LiveBytes
+from acwb.meters import LiveBytes
 from acwb.models import Subject
 from acwb.transaction import interrupts_deferred
 from equality import differences, snapshot, train

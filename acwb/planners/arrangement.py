@@ -211,6 +211,11 @@ class Arrangement:
             del self.chains[rank]
         return [each for each in changed if each % 2 == 0 and each < frame.end]
 
+    @property
+    def has_replays(self) -> bool:
+        """Whether random ops run again."""
+        return bool(self._replays)
+
     def _replay(self, added: Sequence[int], removed: Sequence[int]) -> None:
         """Keep a random state for each random op that runs again, and one more for the stream (see `Timeline`)."""
         states = len(self._replays) + bool(self._replays)

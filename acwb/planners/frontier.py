@@ -8,13 +8,15 @@ dropped earlier and would fit again is kept again. Every state that no other one
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy
 
 from acwb.costs import Profile
 from acwb.errors import AcwbError, InfeasibleBudgetError
-from acwb.graph import Role
+from acwb.graph import Phase, Role
 from acwb.planners.arrangement import Arrangement, Chain, Chains, Way, chains_of, runs_of
+from acwb.planners.bounds import lower_bound
 from acwb.planners.budgets import budget_bytes
 from acwb.planners.frame import Frame
 from acwb.planners.habits import per_block, recompute_all, sqrt_n
@@ -30,6 +32,8 @@ SMALL = 100  # ops; a step for which there is time to try everything
 MEDIUM = 1000  # ops; a step for which there is time to try some of what the paper does
 EFFORT = 50_000  # ops of all such tries together
 LEAP = 8  # drops at once
+BOUNDS = 24  # budgets for which a bound is proved
+RESERVED = 400  # one part in so many: 1 to 5 MB beside 1 to 3 GB were measured, for Python, torch and pages
 
 
 @dataclass(frozen=True)
@@ -68,12 +72,21 @@ class Frontier:
         return self.points[-1].peak_bytes
 
     def at(self, budget: int | float | str) -> Plan:
-        """The fastest plan whose peak is within `budget`: bytes, "1.5GiB", or "60%" of the peak without a plan."""
+        """The fastest plan whose peak is within `budget`: bytes, "1.5GiB", or "60%" of the peak without a plan.
+
+        Where it can, it leaves a little of the budget for what a process holds beside torch's allocator.
+        """
         size = budget_bytes(budget, self.baseline_bytes)
-        for point in self.points:  # slower and slower, smaller and smaller
-            if point.peak_bytes <= size:
-                return self.plan(point, size)
-        raise self.infeasible(size)
+        reserve = 0 if size >= self.baseline_bytes else size // RESERVED
+        point = self.point_within(max(size - reserve, self.floor_bytes))
+        if point is None or point.peak_bytes > size:
+            raise self.infeasible(size)
+        return self.plan(point, size)
+
+    def point_within(self, size: int) -> Point | None:
+        """The fastest point whose peak is at most `size`, to the byte."""
+        fitting = (point for point in self.points if point.peak_bytes <= size)  # from the fastest to the smallest
+        return next(fitting, None)
 
     def cheapest_within(self, overhead: float) -> Plan:
         """The plan with the least peak that takes at most `overhead` more time: 0.05 is 5 %."""
@@ -89,6 +102,21 @@ class Frontier:
         """A point as a plan."""
         schedule = freeing(self.frame.graph, runs_of(self.frame, point.way.chains()))
         return Plan(self.profile, schedule, "frontier", budget, point.peak_bytes)
+
+    def overhead(self, point: Point) -> float:
+        """What a point takes longer than the step without a plan: 0.05 is 5 % more time."""
+        return point.seconds / self.profile.step_seconds - 1
+
+    @cached_property
+    def bounds(self) -> tuple[tuple[int, float], ...]:
+        """What no plan can do better, proved, at budgets from the floor to the step without a plan: bytes, seconds."""
+        low, high = self.floor_bytes, self.baseline_bytes
+        sizes = (low + (high - low) * number // BOUNDS for number in range(BOUNDS + 1))
+        return tuple((size, lower_bound(self.profile, size)) for size in sizes)
+
+    def least_seconds(self, budget: int) -> float:
+        """The extra time that any plan within a budget takes at least: proved for the next larger one of `bounds`."""
+        return next((seconds for size, seconds in self.bounds if size >= budget), 0.0)
 
     def infeasible(self, size: int) -> InfeasibleBudgetError:
         """What to say of a budget that is below the floor."""
@@ -117,8 +145,7 @@ class Frontier:
             wanted = static + (baseline - static) * (100 - percent) // 100
             if wanted >= self.floor_bytes:
                 point = next(point for point in self.points if point.peak_bytes <= wanted)
-                more = point.seconds / self.profile.step_seconds - 1
-                lines.append(f"  {-percent:>+14} %  {gibibytes(point.peak_bytes):>12}  {more:>+7.1%}")
+                lines.append(f"  {-percent:>+14} %  {gibibytes(point.peak_bytes):>12}  {self.overhead(point):>+7.1%}")
         return "\n".join(lines)
 
 
@@ -155,6 +182,10 @@ def descend(frame: Frame) -> list[Point]:
     descent = _Descent(frame)
     descent.run()
     points = undominated(descent.points)
+    if descent.ends_in_optimizer:  # where nothing but the random states that are kept for replays can be spared
+        without = _Descent(frame, replays=False)
+        without.run()
+        points = undominated(points + without.points)
     for chains in _others(frame) if not frame.pins_given else ():
         other = _Descent(frame)
         other.start(chains)
@@ -207,14 +238,24 @@ def undominated(points: list[Point]) -> list[Point]:
 
 
 class _Descent:
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: Frame, replays: bool = True) -> None:
         self.frame = frame
         self.state = Arrangement(frame)
         self.points: list[Point] = []
-        self.usable = numpy.array([may and size > 0 for may, size in zip(frame.droppable, frame.size, strict=True)])
+        usable = [
+            may and size > 0 and (replays or not frame.random[maker])
+            for may, size, maker in zip(frame.droppable, frame.size, frame.maker, strict=True)
+        ]
+        self.usable = numpy.array(usable, dtype=bool)
         self.scores = numpy.zeros(len(frame.names))  # seconds for each byte, as far as known
         # Nobody pays the time of a whole step for a thousandth of the peak.
         self.too_much = 1000 * self.state.seconds / max(1, self.state.peak()[1])
+
+    @property
+    def ends_in_optimizer(self) -> bool:
+        """Whether random ops run again, and the peak is where the optimizer runs."""
+        at = self.state.peak()[0] // 2
+        return self.state.has_replays and self.frame.graph.ops[at].phase is Phase.OPTIMIZER
 
     def start(self, chains: Chains) -> None:
         """Begin where some ops run again already."""

@@ -2,9 +2,10 @@
 
 import time
 
+import pytest
 import torch
 
-from acwb.measure import LiveBytes, interleave, peak_live_bytes, ratio
+from acwb.meters import LiveBytes, interleave, peak_live_bytes, ratio
 
 
 def test_live_bytes_follow_storages_not_tensors() -> None:
@@ -45,3 +46,12 @@ def test_a_ratio_of_interleaved_times() -> None:
     assert 1.5 < found.median < 6
     assert ratio([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]).median == 1.0
     assert str(ratio([1.1], [1.0])) == "×1.100 [1.100, 1.100]"
+
+
+def test_a_ratio_is_the_median_of_the_means_of_all_pairs_of_rounds() -> None:
+    assert ratio([1.0, 2.0, 9.0], [1.0, 1.0, 1.0]).median == 3.5  # of 1, 1.5, 2, 5, 5.5 and 9
+
+
+@pytest.mark.parametrize(("rounds", "is_noise"), [(5, True), (6, False)])
+def test_too_few_rounds_claim_nothing(rounds: int, is_noise: bool) -> None:
+    assert ratio([0.9] * rounds, [1.0] * rounds).is_noise is is_noise

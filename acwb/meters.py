@@ -7,6 +7,7 @@ import gc
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,33 +17,42 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm.auto import tqdm
 
+from acwb.contenders import Contender
 from acwb.device import meter_of, peak_resident_bytes, reset_peak_resident, resident_bytes, trim_memory
 from acwb.launcher import PLAIN_MEMORY, launch
 from acwb.models import Subject
-from acwb.plans import Plan
-from acwb.rewriter import rewrite
 from acwb.step import TracedStep
-from acwb.tracer import trace
 
 Action = Callable[[], object]
+FEWEST = 6  # rounds that may exclude chance: all of them on one side happens by chance less than once in twenty
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A time relative to a reference: the median over rounds, with a bootstrap 95 % interval of that median."""
+    """A time relative to a reference, with a bootstrap 95 % interval.
+
+    Attributes:
+        median: of the means of any two rounds (Hodges and Lehmann): as deaf to outliers as need be here, and with less
+            spread than the median of the rounds themselves, so that fewer of them do.
+    """
 
     median: float
     low: float
     high: float
     rounds: int
 
+    @property
+    def is_noise(self) -> bool:
+        """Whether a ratio of 1 is within the interval, or the rounds are too few to say so: then nothing is claimed."""
+        return self.rounds < FEWEST or self.low <= 1 <= self.high
+
     def __str__(self) -> str:
         return f"×{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def interleave(actions: Mapping[str, Action], rounds: int = 11) -> dict[str, list[float]]:
+def interleave(actions: Mapping[str, Action], rounds: int = 11, warm_up: bool = True) -> dict[str, list[float]]:
     """The seconds of each action in each round: after one warm-up, all actions in turn, in alternating order."""
-    for action in actions.values():
+    for action in actions.values() if warm_up else ():
         action()
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for number in tqdm(range(rounds), desc="rounds", leave=False):
@@ -59,9 +69,14 @@ def interleave(actions: Mapping[str, Action], rounds: int = 11) -> dict[str, lis
 def ratio(seconds: list[float], reference: list[float]) -> Ratio:
     """The time of one action relative to another that ran in the same rounds."""
     ratios = numpy.array(seconds) / numpy.array(reference)
-    samples = numpy.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
-    low, high = numpy.percentile(numpy.median(samples, axis=1), [2.5, 97.5])
-    return Ratio(float(numpy.median(ratios)), float(low), float(high), len(ratios))
+    one, two = numpy.triu_indices(len(ratios))  # every pair of rounds, and each with itself
+
+    def middle(rounds: numpy.ndarray) -> float:
+        return float(numpy.median((rounds[one] + rounds[two]) / 2))
+
+    samples = [middle(chosen) for chosen in numpy.random.default_rng(0).choice(ratios, (5_000, len(ratios)))]
+    low, high = numpy.percentile(samples, [2.5, 97.5])
+    return Ratio(middle(ratios), float(low), float(high), len(ratios))
 
 
 class LiveBytes(TorchDispatchMode):
@@ -101,9 +116,10 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     return [value for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor)]
 
 
-def peak_live_bytes(action: Action) -> int:
+def peak_live_bytes(action: Action, warm_up: bool = True) -> int:
     """The peak of the bytes of the storages that `action` makes, after one run to reach the steady state."""
-    action()
+    if warm_up:
+        action()
     meter = LiveBytes()
     with meter:
         action()
@@ -119,28 +135,63 @@ def allocated_peak_bytes(step: TracedStep) -> int:
     """The same as the allocator sees it: with what kernels use and free again."""
     step.run()
     step.free_gradients()
-    meter = meter_of(step.device)
-    with meter, meter.watch("step"):
-        step.run()
-    return step.graph.static_bytes + meter.growth()["step"]
+    return step.graph.static_bytes + allocated_growth(step.run, step.device)
 
 
-def process_peak_bytes(make: Callable[[], Subject], plan: Plan | None = None) -> int:
-    """The same as the operating system sees it: the growth of a fresh process in a step, and what exists before it."""
-    return launch(_process_peak, make, plan, environment=PLAIN_MEMORY)
+@dataclass(frozen=True)
+class Peaks:
+    """The peaks of a steady-state iteration, what exists before it included, in bytes.
+
+    Attributes:
+        static_bytes: what exists before it: parameters, buffers, the batch, the optimizer's state.
+        tensors: of live storages; None where they cannot be followed, in compiled code.
+        allocator: of what torch's allocator gave out, with what kernels use and free again.
+        process: of the memory of a process that does nothing else.
+    """
+
+    static_bytes: int
+    tensors: int | None
+    allocator: int
+    process: int
 
 
-def _process_peak(make: Callable[[], Subject], plan: Plan | None) -> int:
+def peaks_of(make: Callable[[], Subject], contender: Contender, is_compiled: bool = False) -> Peaks:
+    """The peaks of a contender, from a fresh process."""
+    return launch(_peaks, make, contender, is_compiled, environment=PLAIN_MEMORY)
+
+
+def _peaks(make: Callable[[], Subject], contender: Contender, is_compiled: bool) -> Peaks:
     subject = make()
-    step = trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
-    if plan is not None:
-        step = rewrite(step, plan)
-    for _ in range(2):  # libraries keep buffers from their first calls
-        step.run()
-    step.free_gradients()
+    step = contender(subject)
+    step()
+    subject.free_gradients()
+    static = subject.static_bytes
+    live = LiveBytes()
+    with nullcontext() if is_compiled else live:
+        step()
+    subject.free_gradients()  # libraries keep buffers from their first calls: the process is read in the third one
+    process = _resident_growth(step)
+    subject.free_gradients()
+    allocator = allocated_growth(step, _device_of(subject))
+    return Peaks(static, None if is_compiled else static + live.peak, static + allocator, static + process)
+
+
+def _resident_growth(action: Action) -> int:
     gc.collect()
     trim_memory()
     before = resident_bytes()
     reset_peak_resident()
-    step.run()
-    return step.graph.static_bytes + peak_resident_bytes() - before
+    action()
+    return peak_resident_bytes() - before
+
+
+def allocated_growth(action: Action, device: torch.device) -> int:
+    """What torch's allocator gives out while `action` runs, at its peak."""
+    meter = meter_of(device)
+    with meter, meter.watch("step"):
+        action()
+    return meter.growth()["step"]
+
+
+def _device_of(subject: Subject) -> torch.device:
+    return next(tensor.device for tensor in subject.tensors)

@@ -1,0 +1,83 @@
+"""Expensive results, made once: read from a file that belongs to the very same step, made and written otherwise.
+
+A file's name carries the fingerprint of what it was measured of, so that a result of anything else is never read. Each
+function also returns a sentence that says which it was.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+from acwb import models
+from acwb.contenders import Contender, traced
+from acwb.contest import Contest, hold
+from acwb.costs import Profile
+from acwb.launcher import launch
+from acwb.measurer import Measurement, measure
+from acwb.models import Subject
+from acwb.profiler import profile
+from acwb.rewriter import PlannedStep
+from acwb.step import TracedStep
+
+Folder = str | os.PathLike[str]
+
+
+class Saved(Protocol):
+    """What goes to a file and back."""
+
+    def save(self, path: Folder) -> None:
+        """Write it."""
+
+    @classmethod
+    def load(cls, path: Folder) -> Self:
+        """Read it."""
+
+
+Result = TypeVar("Result", bound=Saved)
+
+
+def kept(path: Path, load: Callable[[Path], Result], make: Callable[[], Result]) -> tuple[Result, str]:
+    """What the file holds, or what `make` gives, which is then written there; and which of the two it was."""
+    if path.exists():
+        return load(path), f"read from {path.name}, which was measured of this very step"
+    made = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made.save(path)
+    return made, f"measured now, and written to {path.name}"
+
+
+def profile_of(step: TracedStep, folder: Folder, repeats: int = 3) -> tuple[Profile, str]:
+    """The profile of a step; what is told says on which machine it was taken, since its times belong to that one."""
+    path = Path(folder) / f"profile_{step.graph.environment.model}_{step.graph.fingerprint}_{repeats}.json"
+    found, told = kept(path, partial(Profile.load, graph=step.graph), partial(profile, step, repeats=repeats))
+    return found, f"{told} ({found.conditions})"
+
+
+def measurement_of(step: PlannedStep, folder: Folder, rounds: int) -> tuple[Measurement, str]:
+    """The measurement of a planned step."""
+    path = Path(folder) / f"measurement_{step.graph.environment.model}_{step.graph.fingerprint}_{rounds}.json"
+    return kept(path, Measurement.load, partial(measure, step, rounds=rounds))
+
+
+def contest_path(
+    name: str, batch_size: int, options: Mapping[str, Any], rounds: int, folder: Folder, kind: str = "contest"
+) -> Path:
+    """Where a contest on the very same step is kept."""
+    subject: Subject = getattr(models, name)(batch_size=batch_size, **options)
+    return Path(folder) / f"{kind}_{name}_{traced(subject).graph.fingerprint}_{rounds}.json"
+
+
+def contest_of(
+    name: str,
+    batch_size: int,
+    options: Mapping[str, Any],
+    contenders: Mapping[str, Contender],
+    rounds: int,
+    folder: Folder,
+    kind: str = "contest",
+) -> tuple[Contest, str]:
+    """A contest, held in a process of its own; `kind` tells contests of different contenders apart."""
+    path = contest_path(name, batch_size, options, rounds, folder, kind)
+    return kept(path, Contest.load, partial(launch, hold, name, batch_size, options, contenders, rounds))

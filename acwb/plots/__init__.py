@@ -1,0 +1,26 @@
+"""Figures, returned and never written: plotly, one theme, colours with fixed meanings. `results` writes them.
+
+Titles state what is seen, with its number. Sizes are GiB, times ms.
+"""
+
+from acwb.plots.comparisons import contest, current_point, sweep_latency, sweep_memory, trade_off
+from acwb.plots.drawings import block
+from acwb.plots.profiles import activation_size, breakdown, inactive_time, node_peak_memory, node_runtime
+from acwb.plots.timelines import before_and_after, lifetimes, timeline
+
+__all__ = [
+    "activation_size",
+    "before_and_after",
+    "block",
+    "breakdown",
+    "contest",
+    "current_point",
+    "inactive_time",
+    "lifetimes",
+    "node_peak_memory",
+    "node_runtime",
+    "sweep_latency",
+    "sweep_memory",
+    "timeline",
+    "trade_off",
+]

@@ -1,0 +1,121 @@
+"""The look that all figures share: one theme, colours with fixed meanings that also differ in grey, GiB and ms."""
+
+from typing import Any
+
+from plotly import graph_objects
+from plotly.offline import get_plotlyjs
+
+from acwb.graph import Phase, Role
+from acwb.units import GIBIBYTE
+
+INK, PAPER, GRID, QUIET = "#222222", "#ffffff", "#dddddd", "#777777"
+FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
+WIDTH, HEIGHT = 900, 520
+
+# Okabe and Ito's colours, which colour-blind readers tell apart.
+OURS, THEIRS, WRONG = "#0072b2", "#e69f00", "#d55e00"
+KEPT, AGAIN = "#e69f00", "#0072b2"  # an activation that is kept; one that is made again
+WORKSPACE = "workspace"
+
+# From the bottom of a stack to its top, with a pattern where the grey of two neighbours would be the same.
+ROLES: dict[str, tuple[str, str]] = {
+    Role.PARAMETER: ("#0072b2", ""),
+    Role.OPTIMIZER_STATE: ("#56b4e9", ""),
+    Role.BUFFER: ("#332288", ""),
+    Role.INPUT: ("#f0e442", ""),
+    Role.GRADIENT: ("#cc79a7", "/"),
+    Role.ACTIVATION: ("#e69f00", ""),
+    Role.OTHER: ("#009e73", "\\"),
+    WORKSPACE: ("#555555", ""),
+}
+PHASES = {Phase.FORWARD: "#0072b2", Phase.BACKWARD: "#e69f00", Phase.OPTIMIZER: "#009e73"}
+
+
+def themed(figure: graph_objects.Figure, title: str, height: int = HEIGHT) -> graph_objects.Figure:
+    """The look that all figures have; long titles are broken into lines."""
+    lines = broken(title).count("<br>") + 1
+    is_named = sum(trace.showlegend is not False for trace in figure.data) > 1  # plotly then draws a legend
+    figure.update_layout(
+        template="none",
+        title={
+            "text": broken(title),
+            "font": {"size": 16},
+            "x": 0.01,
+            "xref": "container",
+            "xanchor": "left",
+            "y": 1 - 20 / height,
+            "yanchor": "top",
+        },
+        font={"family": FONT, "size": 13, "color": INK},
+        paper_bgcolor=PAPER,
+        plot_bgcolor=PAPER,
+        width=WIDTH,
+        height=height,
+        margin={"l": 75, "r": 30, "t": (66 if is_named else 46) + 20 * lines, "b": 60},
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "y": 1.01,
+            "xanchor": "left",
+            "yanchor": "bottom",
+            "traceorder": "normal",
+            "font": {"size": 12},
+        },
+        hovermode="closest",
+    )
+    axis = {
+        "gridcolor": GRID,
+        "zeroline": False,
+        "linecolor": INK,
+        "ticks": "outside",
+        "showline": True,
+        "showgrid": True,
+        "title_standoff": 8,
+        "separatethousands": True,
+        "exponentformat": "none",
+    }
+    figure.update_xaxes(**axis)
+    figure.update_yaxes(**axis)
+    return figure
+
+
+def broken(title: str, width: int = 92) -> str:
+    """A title in at most as many characters a line as fit."""
+    lines, line = [], ""
+    for word in title.split(" "):
+        if line and len(line) + 1 + len(word) > width:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}".strip()
+    return "<br>".join([*lines, line])
+
+
+def in_gib(size: Any) -> Any:
+    """Bytes as an axis has them: one number or many."""
+    return size / GIBIBYTE
+
+
+def script() -> str:
+    """Plotly's own script, which an html file needs."""
+    return str(get_plotlyjs())
+
+
+def arrow(text: str, x: float, y: float) -> dict[str, Any]:
+    """An arrow that points at something, with a word on what it is."""
+    return {
+        "text": text,
+        "x": x,
+        "y": y,
+        "showarrow": True,
+        "arrowhead": 2,
+        "ax": 40,
+        "ay": -28,
+        "bgcolor": "rgba(255,255,255,0.85)",
+        "font": {"size": 12},
+    }
+
+
+def mark(figure: graph_objects.Figure, text: str, x: float, y: float, **where: Any) -> None:
+    """Put an arrow into a figure."""
+    figure.add_annotation({**arrow(text, x, y), **where})
