@@ -1,8 +1,9 @@
 # make run: every notebook, quick scale.  make test: lint, types, fast tests.  The rest is listed in the README.
 PYTHON ?= python3.11
 BIN := .venv/bin
+TABLES := captured predictions tradeoff overheads largest capped
 
-.PHONY: run test test-slow lab results bench bench-inductor captured predictions overheads largest tradeoff clean
+.PHONY: run test test-slow lab results bench bench-inductor $(TABLES) clean
 
 # Installed again whenever the dependencies change; what is there already is kept.
 .venv/installed: pyproject.toml
@@ -26,14 +27,15 @@ test-slow: .venv/installed
 lab: .venv/installed
 	$(BIN)/jupyter lab --notebook-dir=notebooks
 
-results: .venv/installed
+# What results/full holds is not measured again, and a table is there whole or not at all: it may be interrupted.
+results: .venv/installed $(TABLES:%=results/full/%.csv)
 	PLOTLY_RENDERER=png $(BIN)/python -m acwb.publisher full
 
-bench bench-inductor captured predictions overheads largest: .venv/installed
-	$(BIN)/python -m acwb.bench $@
+results/full/%.csv: | .venv/installed
+	$(BIN)/python -m acwb.bench $*
 
-tradeoff: .venv/installed
-	$(BIN)/python -m acwb.tradeoff
+bench bench-inductor $(TABLES): .venv/installed
+	$(BIN)/python -m acwb.bench $@
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

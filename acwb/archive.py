@@ -17,7 +17,7 @@ FORMAT_VERSION = 1
 
 def write(path: str | os.PathLike[str], kind: str, content: Mapping[str, Any]) -> None:
     """Write `content` to `path` as JSON, replacing what was there only once the new file is complete."""
-    write_texts({path: json.dumps({"kind": kind, "version": FORMAT_VERSION, **content}, indent=1)})
+    write_texts({path: json.dumps({"kind": kind, "version": FORMAT_VERSION, **content})})
 
 
 def rows_as_csv(data: Iterable[Mapping[Any, Any]]) -> str:

@@ -1,25 +1,28 @@
-"""Prints the tables that the README and the notes quote, and leaves the contests' under results/.
+"""Prints the tables that the README and the notes quote, and leaves them under results/.
 
 `make bench` and `make bench-inductor` for the side-by-side with what people use; `make captured`, `make predictions`,
-`make overheads` and `make largest` for our own steps.
+`make overheads`, `make largest`, `make capped` and `make tradeoff` for our own steps.
 """
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
 
 import numpy
+import torch
 
 import acwb
-from acwb import archive, contenders, plots
+from acwb import contenders, plots, tradeoff
 from acwb.contenders import Contender
 from acwb.contest import ALTERNATIVES, COMPILED, Contest, hold
 from acwb.device import clock_of, peak_resident_bytes
 from acwb.keeper import contest_path
 from acwb.launcher import launch
+from acwb.limiter import train_within
 from acwb.meters import (
     Action,
     Ratio,
@@ -30,13 +33,13 @@ from acwb.meters import (
     ratio,
     tensor_peak_bytes,
 )
-from acwb.models import Subject
 from acwb.profiler import Replay, Timed, unchanged
-from acwb.results import save_figure
+from acwb.results import save_figure, save_table
 from acwb.scheduler import just_in_time
 from acwb.simulator import simulate
 from acwb.step import TracedStep
-from acwb.units import gibibytes
+
+Row = dict[str, Any]
 
 ROUNDS = 15
 ROUNDS_OF_CONTEST = 11
@@ -62,39 +65,46 @@ CONTESTS: tuple[tuple[str, int, dict[str, Any], bool], ...] = (
     ("bert", 8, {"dropout": 0.1}, False),
 )
 LARGEST = (("resnet152", "1.5GiB"), ("resnet152", "4GiB"), ("bert", "4GiB"))  # subject, memory
+CAPPED = (("resnet152", 8), ("bert", 8))  # subject, batch size
+ITERATIONS = 10
 RESULTS = Path("results/full")
 
 
-def captured_beside_eager(make: Callable[..., Subject], batch_size: int) -> str:
-    """One row: seconds to capture, time of a captured step as a ratio of eager's, peak of live bytes above static."""
-    eager, captured = make(batch_size=batch_size), make(batch_size=batch_size)
+def captured_beside_eager(name: str, batch_size: int) -> Row:
+    """Seconds to capture, time of a captured step as a ratio of eager's, peaks of live bytes above static."""
+    make = partial(getattr(acwb.models, name), batch_size=batch_size)
+    eager, captured = make(), make()
     start = time.perf_counter()
     step = acwb.trace(captured.model, captured.batch, captured.loss_fn, captured.optimizer)
     capture_seconds = time.perf_counter() - start
     seconds = interleave({"eager": eager.eager_step, "captured": step.run}, ROUNDS)
-    plain, ours = peak_live_bytes(eager.eager_step), peak_live_bytes(step.run)
-    relative = ratio(seconds["captured"], seconds["eager"])
-    return (
-        f"{eager.name:<10}{batch_size:>6}{capture_seconds:>10.1f} s   {relative!s:<24}"
-        f"{gibibytes(ours):>12}{gibibytes(plain):>12}   ×{ours / plain:.4f}"
-    )
+    return {
+        "subject": name,
+        "batch_size": batch_size,
+        "capture_seconds": capture_seconds,
+        **_columns("time", ratio(seconds["captured"], seconds["eager"])),
+        "rounds": ROUNDS,
+        "tensors_above_static": peak_live_bytes(step.run),
+        "eager_tensors_above_static": peak_live_bytes(eager.eager_step),
+    }
 
 
-def captured_beyond_memory(batch_size: int) -> str:
-    """One row: the capture of a ResNet-152 step far beyond this machine. Run in a process of its own."""
+def captured_beyond_memory(batch_size: int) -> Row:
+    """The capture of a ResNet-152 step far beyond this machine. Run in a process of its own."""
     subject = acwb.models.resnet152(batch_size=batch_size)
     start = time.perf_counter()
     step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
-    seconds = time.perf_counter() - start
-    held = sum(activation.bytes for activation in step.graph.activations)
-    return (
-        f"resnet152 at batch {batch_size}: captured in {seconds:.1f} s, "
-        f"process peak {gibibytes(peak_resident_bytes())}; its activations alone take {gibibytes(held)}"
-    )
+    return {
+        "subject": "resnet152",
+        "batch_size": batch_size,
+        "capture_seconds": time.perf_counter() - start,
+        "activation_bytes": sum(activation.bytes for activation in step.graph.activations),
+        "capturing_process_bytes": peak_resident_bytes(),
+    }
 
 
-def predicted_beside_measured(name: str, batch_size: int, optimizer: str, rounds: int) -> str:
-    """One row: predicted peaks (above what exists before the step) and time, each as a ratio to what is measured."""
+def predicted_beside_measured(name: str, batch_size: int, optimizer: str, rounds: int) -> Row:
+    """Peaks above what exists before the step, and the step's time, with predicted ÷ measured of each."""
     make = partial(getattr(acwb.models, name), batch_size=batch_size, optimizer=getattr(acwb.models, optimizer))
     subject = make()
     step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
@@ -102,18 +112,21 @@ def predicted_beside_measured(name: str, batch_size: int, optimizer: str, rounds
     timeline = simulate(profile, just_in_time(step.graph))
     static = step.graph.static_bytes
     tensors, total = timeline.tensor_peak_bytes - static, timeline.peak_bytes - static
-    peaks = [
-        tensors / (tensor_peak_bytes(step) - static),
-        total / (allocated_peak_bytes(step) - static),
-        total / (peaks_of(make, contenders.captured).process - static),
-    ]
-    milliseconds, relative, together = sum_of_ops_beside_step(step, rounds)
-    phase = step.graph.ops[profile.peak_rank].phase
-    return (
-        f"{name:<10}{batch_size:>6} {optimizer:<7}"
-        f"{gibibytes(static):>10}{gibibytes(tensors):>11}{gibibytes(total):>11} {phase:<10}"
-        f"{peaks[0]:>10.4f}{peaks[1]:>10.4f}{peaks[2]:>10.4f}{milliseconds:>10,.0f} ms  {relative!s:<24}{together}"
-    )
+    step_milliseconds, relative, together = sum_of_ops_beside_step(step, rounds)
+    return {
+        "subject": name,
+        "batch_size": batch_size,
+        "optimizer": optimizer,
+        "peak_above_static": total,
+        "phase": str(step.graph.ops[profile.peak_rank].phase),
+        "tensors": tensors / (tensor_peak_bytes(step) - static),
+        "allocator": total / (allocated_peak_bytes(step) - static),
+        "process": total / (peaks_of(make, contenders.captured).process - static),
+        "step_ms": step_milliseconds,
+        **_columns("op_medians", relative),
+        **_columns("ops_of_a_round", together),
+        "rounds": rounds,
+    }
 
 
 def sum_of_ops_beside_step(step: TracedStep, rounds: int) -> tuple[float, Ratio, Ratio]:
@@ -139,8 +152,8 @@ def sum_of_ops_beside_step(step: TracedStep, rounds: int) -> tuple[float, Ratio,
     return float(numpy.median(steps)) * 1e3, Ratio(compare(everything), float(low), float(high), rounds), together
 
 
-def planned_beside_eager(name: str, batch_size: int, wanted: tuple[float, ...]) -> Iterator[str]:
-    """First a line with the measured step; then one for each reduction: its plan's time and peaks, also predicted."""
+def planned_beside_eager(name: str, batch_size: int, wanted: tuple[float, ...]) -> Iterator[Row]:
+    """A row for each reduction: its plan's time and peaks, also predicted."""
     make = partial(getattr(acwb.models, name), batch_size=batch_size)
     subject = make()
     step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
@@ -150,33 +163,23 @@ def planned_beside_eager(name: str, batch_size: int, wanted: tuple[float, ...]) 
     steps = {part: acwb.rewrite(step, plan) for part, plan in plans.items()}
     seconds = _timed_until_narrow(name, subject.eager_step, steps)
     rounds = len(seconds["eager"])
-    yield f"{name} at batch {batch_size}: eager {numpy.median(seconds['eager']) * 1e3:,.0f} ms, {rounds} rounds"
-    rows = []
     for part, plan in plans.items():
         time = ratio(seconds[part], seconds["eager"])
         budget = plan.budget_bytes or 0
         process = peaks_of(make, partial(contenders.planned, plan=plan)).process
-        row = {
+        yield {
             "subject": name,
             "batch_size": batch_size,
             "reduction": part,
             "predicted": 1 + plan.overhead,
-            "time": time.median,
-            "time_low": time.low,
-            "time_high": time.high,
+            **_columns("time", time),
             "rounds": rounds,
+            "eager_seconds": float(numpy.median(seconds["eager"])),
             "budget_bytes": budget,
             "tensors_over_predicted": tensor_peak_bytes(steps[part]) / plan.timeline.tensor_peak_bytes,
             "allocator_over_budget": allocated_peak_bytes(steps[part]) / budget,
             "process_over_budget": process / budget,
         }
-        rows.append(row)
-        yield (
-            f"  −{part}: predicted ×{row['predicted']:.3f}, measured {time}; budget {gibibytes(budget)}, tensors ÷ "
-            f"predicted {row['tensors_over_predicted']:.5f}; ÷ budget: allocator {row['allocator_over_budget']:.5f}, "
-            f"process {row['process_over_budget']:.5f}"
-        )
-    _keep(f"overheads_{name}", rows)
 
 
 def _timed_until_narrow(name: str, eager: Action, steps: Mapping[str, TracedStep]) -> dict[str, list[float]]:
@@ -195,12 +198,7 @@ def _timed_until_narrow(name: str, eager: Action, steps: Mapping[str, TracedStep
 
 def _keep_rounds(name: str, seconds: Mapping[str, list[float]]) -> None:
     rounds = zip(*seconds.values(), strict=True)
-    _keep(f"overheads_{name}_seconds", [dict(zip(seconds, each, strict=True)) for each in rounds])
-
-
-def _keep(name: str, rows: list[dict[str, Any]]) -> None:
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    archive.write_texts({RESULTS / f"{name}.csv": archive.rows_as_csv(rows)})
+    save_table(f"overheads_{name}_seconds", [dict(zip(seconds, each, strict=True)) for each in rounds], RESULTS)
 
 
 def _width(relative: Ratio) -> float:
@@ -208,12 +206,8 @@ def _width(relative: Ratio) -> float:
 
 
 def overheads() -> None:
-    """Print plans of the real subjects beside their runs."""
-    sys.stdout.write("planned steps, by how much the peak above static is reduced: time and peaks\n")
-    for name, batch_size, wanted in PLANNED:
-        for row in planned_beside_eager(name, batch_size, wanted):
-            sys.stdout.write(f"{row}\n")
-            sys.stdout.flush()
+    """Plans of the real subjects beside their runs."""
+    _tell("overheads", (row for name, batch, wanted in PLANNED for row in planned_beside_eager(name, batch, wanted)))
 
 
 def bench() -> None:
@@ -242,53 +236,92 @@ def _hold(
     sys.stdout.flush()
     RESULTS.mkdir(parents=True, exist_ok=True)
     found.save(contest_path(name, batch_size, options, rounds, RESULTS, kind))
-    label = "_".join([kind, name, *(f"{key}_{value}" for key, value in options.items())])
+    label = "_".join(["07", name, *(["inductor"] if kind == "inductor" else []), *([] if rounds else ["dropout"])])
     if rounds:
         save_figure(plots.contest(found), label, found.records, RESULTS)
     else:
-        _keep(label, found.records)
+        save_table(label, found.records, RESULTS)
     return found
 
 
 def largest() -> None:
-    """Print the largest batches that train in a given memory, confirmed under a hard cap."""
-    rows = []
-    for name, memory in LARGEST:
-        found = acwb.largest_batch(getattr(acwb.models, name), memory)
-        sys.stdout.write(f"{found}\n")
-        sys.stdout.flush()
-        row = {"subject": name, "memory": memory, "eager": found.eager, "planned": found.planned}
-        rows.append({**row, "predicted_overhead": found.plan.overhead, "search_seconds": found.search_seconds})
-    _keep("largest_batches", rows)
+    """The largest batches that train in a given memory, confirmed under a hard cap."""
+    _tell("largest", starmap(largest_within, LARGEST))
+
+
+def largest_within(name: str, memory: str) -> Row:
+    """The largest batch of a subject, with and without a plan."""
+    found = acwb.largest_batch(getattr(acwb.models, name), memory)
+    row = {"subject": name, "memory": memory, "eager": found.eager, "planned": found.planned}
+    return {**row, "predicted_overhead": found.plan.overhead, "search_seconds": found.search_seconds}
+
+
+def capped() -> None:
+    """Trainings under a hard cap in which plain PyTorch does not fit; a fresh process for each row."""
+    _tell("capped", starmap(partial(launch, trained_under_a_cap), CAPPED))
+
+
+def trained_under_a_cap(name: str, batch_size: int) -> Row:
+    """Half-way between the floor and what the step needs: whether either fits, and whose losses are equal."""
+    make = partial(getattr(acwb.models, name), batch_size=batch_size)
+    subject = make()
+    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    frontier = acwb.frontier(acwb.profile(step, repeats=1))
+    memory = (frontier.floor_bytes + frontier.baseline_bytes) // 2
+    plan = frontier.at(int(0.99 * memory))
+    torch.manual_seed(0)
+    losses = [float(subject.eager_step()) for _ in range(ITERATIONS)]
+    under = train_within(make, partial(contenders.planned, plan=plan), memory, iterations=ITERATIONS, seed=0)
+    try:
+        train_within(make, contenders.eager, memory)
+    except acwb.DoesNotFitError:
+        plain = "does not fit"
+    else:
+        plain = "fits"
+    return {
+        "subject": name,
+        "batch_size": batch_size,
+        "memory_bytes": memory,
+        "needed_bytes": frontier.baseline_bytes,
+        "plain": plain,
+        "iterations": len(under),
+        "equal_losses": sum(one == other for one, other in zip(losses, under, strict=True)),
+        "different_losses_of_plain": len(set(losses)),
+        "predicted_overhead": plan.overhead,
+    }
 
 
 def captured() -> None:
-    """Print the captured step beside eager."""
-    write = sys.stdout.write
-    write("captured step beside eager (time ratio: median and 95 % interval; peak of live tensor bytes above static)\n")
-    write(f"{'subject':<10}{'batch':>6}{'capture':>12}   {'time':<24}{'captured':>12}{'eager':>12}   peak\n")
-    for make in (acwb.models.resnet152, acwb.models.bert):
-        write(captured_beside_eager(make, 4) + "\n")
-    write(launch(captured_beyond_memory, 1024) + "\n")
+    """The captured step beside eager, and a capture far beyond memory; a fresh process for each row."""
+    beside = (launch(captured_beside_eager, name, 4) for name in ("resnet152", "bert"))
+    _tell("captured", chain(beside, (launch(captured_beyond_memory, batch) for batch in (1024,))))
 
 
 def predictions() -> None:
-    """Print predictions beside measurements, a fresh process for each row."""
-    write = sys.stdout.write
-    write(
-        "peaks above static: storages alone, with workspace, and where; predicted ÷ measured of storages, allocator,\n"
+    """Predictions beside measurements; a fresh process for each row."""
+    _tell(
+        "predictions",
+        (
+            launch(predicted_beside_measured, name, batch_size, optimizer, rounds)
+            for name, batch_size, rounds in PREDICTED
+            for optimizer in ("sgd", "adamw")
+        ),
     )
-    write(
-        "process; the measured step; ÷ step: the sum of op medians, the sum of ops in a round (with 95 % intervals)\n"
-    )
-    write(
-        f"{'subject':<10}{'batch':>6} {'with':<7}{'static':>10}{'tensors':>11}{'peak':>11} {'phase':<10}"
-        f"{'tensors':>10}{'allocator':>10}{'process':>10}{'step':>13}  {'op medians':<24}ops of a round\n"
-    )
-    for name, batch_size, rounds in PREDICTED:
-        for optimizer in ("sgd", "adamw"):
-            write(launch(predicted_beside_measured, name, batch_size, optimizer, rounds) + "\n")
-            sys.stdout.flush()
+
+
+def _tell(name: str, measured: Iterable[Row]) -> None:
+    """Print each row as soon as it is measured, and keep the table once it is whole."""
+    rows: list[Row] = []
+    for row in measured:
+        rows.append(row)
+        told = (f"{key} {value:,.4f}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
+        sys.stdout.write(", ".join(told) + "\n")
+        sys.stdout.flush()
+    save_table(name, rows, RESULTS)
+
+
+def _columns(name: str, found: Ratio) -> Row:
+    return {name: found.median, f"{name}_low": found.low, f"{name}_high": found.high}
 
 
 if __name__ == "__main__":
@@ -297,9 +330,11 @@ if __name__ == "__main__":
     tables = {
         "bench": this.bench,
         "bench-inductor": this.bench_inductor,
+        "capped": this.capped,
         "captured": this.captured,
         "largest": this.largest,
-        "predictions": this.predictions,
         "overheads": this.overheads,
+        "predictions": this.predictions,
+        "tradeoff": tradeoff.main,
     }
     tables[sys.argv[1]]()

@@ -181,7 +181,12 @@ def _wrong(row: Row) -> str:
 
 
 def hold(
-    name: str, batch_size: int, options: Mapping[str, Any], alternatives: Mapping[str, Contender], rounds: int
+    name: str,
+    batch_size: int,
+    options: Mapping[str, Any],
+    alternatives: Mapping[str, Contender],
+    rounds: int,
+    repeats: int = 3,
 ) -> Contest:
     """Let contenders and our plans compete on a subject; without rounds, only see what goes wrong."""
     subject: Subject = getattr(models, name)(batch_size=batch_size, **options)
@@ -192,7 +197,7 @@ def hold(
         rows.append(row)
     static = subject.static_bytes
     step = traced(subject.twin())
-    trade_off = frontier(profile(step)) if rounds else None
+    trade_off = frontier(profile(step, repeats)) if rounds else None
     plans, rivals = _ours(trade_off, rows) if trade_off else ({}, {})
     for label, plan in tqdm(plans.items(), desc=f"{name}: plans"):
         steps[label], row = _alone(label, subject, partial(_planned, step, plan))

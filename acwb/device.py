@@ -58,6 +58,9 @@ class Space(Protocol):
     def read(self, name: str, storage: torch.UntypedStorage) -> None:
         """Copy them back into a storage of the same size."""
 
+    def forget(self, name: str) -> None:
+        """Let others have the room of a name that is not read again."""
+
 
 def clock_of(device: torch.device) -> Clock:
     """The device's clock."""
@@ -279,6 +282,16 @@ class FileSpace:
                 raise AcwbError(f"The file that {name} was swapped to ends early.")
             done += count
 
+    def forget(self, name: str) -> None:
+        """Let others have the room of a name that is not read again.
+
+        Where nothing is left, the file is begun anew, so that the system does not write it to its disk meanwhile, on a
+        processor that is being timed.
+        """
+        del self._places[name]
+        if not self._places:
+            self._end = 0
+
 
 class HostSpace:
     """Pinned host memory."""
@@ -295,6 +308,10 @@ class HostSpace:
     def read(self, name: str, storage: torch.UntypedStorage) -> None:
         """Copy them back into a storage of the same size."""
         _bytes(storage).copy_(self._copies[name])
+
+    def forget(self, name: str) -> None:
+        """Let others have the room of a name that is not read again."""
+        del self._copies[name]
 
 
 def _view(storage: torch.UntypedStorage) -> memoryview:

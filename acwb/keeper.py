@@ -77,7 +77,11 @@ def contest_of(
     rounds: int,
     folder: Folder,
     kind: str = "contest",
+    repeats: int = 3,
 ) -> tuple[Contest, str]:
-    """A contest, held in a process of its own; `kind` tells contests of different contenders apart."""
+    """A contest, held in a process of its own; `kind` tells contests of different contenders apart.
+
+    `repeats` is how often the profiler times each op for the plans that take part.
+    """
     path = contest_path(name, batch_size, options, rounds, folder, kind)
-    return kept(path, Contest.load, partial(launch, hold, name, batch_size, options, contenders, rounds))
+    return kept(path, Contest.load, partial(launch, hold, name, batch_size, options, contenders, rounds, repeats))

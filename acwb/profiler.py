@@ -196,6 +196,10 @@ class Swapper:
         devices.swap_in(self._space, name, storage, self._sizes[name])
         self.in_seconds[name].append(self._clock.seconds(start, self._clock.mark()))
 
+    def forget(self, name: str) -> None:
+        """A storage is not moved again."""
+        self._space.forget(name)
+
 
 @dataclass(frozen=True, eq=False)
 class Call:
@@ -374,6 +378,7 @@ class Watched:
                 for _ in range(self._repeats):
                     self._swapper.swap_out(name, storage)
                     self._swapper.swap_in(name, storage)
+                self._swapper.forget(name)
         return result
 
     def _try_shortcut(self, name: str, rule: Rule, args: tuple[Any, ...], result: Any) -> None:

@@ -87,7 +87,7 @@ def _batch_row(name: str, point: Point) -> dict[str, Any]:
         row[f"peak {words}, GiB"] = round(side.peaks.process / GIBIBYTE, 3) if side.peaks else "does not fit"
         row[f"predicted {words}, GiB"] = round(side.predicted_bytes / GIBIBYTE, 3) if side.predicted_bytes else ""
         row[f"step {words}, ms"] = round(statistics.median(side.seconds) * 1e3) if side.seconds else ""
-    row["peak"] = f"{-point.saved:+.1%}" if point.saved is not None else ""
+    row["peak"] = f"{-point.saved:+.1%}" + (" (floor)" if point.at_floor else "") if point.saved is not None else ""
     if point.time is not None:
         row["time"] = f"{point.time.median - 1:+.1%}" + (" (noise)" if point.time.is_noise else "")
         row["95 %"] = f"[{point.time.low - 1:+.1%}, {point.time.high - 1:+.1%}]"

@@ -17,7 +17,7 @@ from acwb.errors import AcwbError
 
 IMAGES = ("svg", "pdf", "png")
 SCRIPT = "plotly.min.js"
-SHARPNESS = 2  # pixels of a png for each of the figure's
+SHARPNESS = 1.5  # pixels of a png for each of the figure's; patterns in a pdf would grow with it, too
 
 
 def save_figure(
@@ -37,6 +37,14 @@ def save_figure(
     }
     archive.write_texts({**texts, **_script(target)})
     return (*(Path(path) for path in texts), *_images(figure, name, target))
+
+
+def save_table(name: str, rows: Iterable[Mapping[Any, Any]], folder: str | os.PathLike[str] = "results") -> Path:
+    """Write rows to `folder`/`name`.csv."""
+    path = Path(folder) / f"{name}.csv"
+    _make(path.parent)
+    archive.write_texts({path: archive.rows_as_csv(rows)})
+    return path
 
 
 def _make(folder: Path) -> None:
@@ -74,8 +82,8 @@ def _images(figure: Any, name: str, folder: Path) -> list[Path]:
 def _image(figure: Any, kind: str) -> bytes:
     import kaleido
 
-    size = {"width": figure.layout.width, "height": figure.layout.height}
-    return bytes(kaleido.calc_fig_sync(figure, opts={"format": kind, "scale": SHARPNESS, **size}))
+    size = {"width": figure.layout.width, "height": figure.layout.height, "scale": SHARPNESS if kind == "png" else 1}
+    return bytes(kaleido.calc_fig_sync(figure, opts={"format": kind, **size}))
 
 
 @cache

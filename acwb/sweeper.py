@@ -82,6 +82,11 @@ class Point:
         return ratio(list(self.planned.seconds), list(self.plain.seconds))
 
     @property
+    def at_floor(self) -> bool:
+        """Whether no plan fits the budget, and this is the one with the lowest peak."""
+        return (self.planned.predicted_bytes or 0) > self.budget_bytes
+
+    @property
     def saved(self) -> float | None:
         """The part of the process's peak that the plan saves; None where one of them was not run."""
         if self.plain.peaks is None or self.planned.peaks is None:
@@ -150,6 +155,7 @@ def _line(point: Point) -> str:
     saved = f"{-point.saved:+.1%}" if point.saved is not None else ""
     time = f"{point.time}, within noise" if point.time and point.time.is_noise else str(point.time or "")
     predicted = f" (predicted ×{1 + point.predicted_overhead:.3f})" if point.predicted_overhead is not None else ""
+    predicted += ", at the floor" if point.at_floor else ""
     return (
         f"  {point.batch_size:>6}{peaks[0]:>14}{peaks[1]:>12}{saved:>8}{times[0]:>14}{times[1]:>14}   {time}{predicted}"
     )
@@ -165,7 +171,7 @@ def _row(point: Point) -> dict[str, Any]:
             row[f"{name}_{meter}_bytes"] = getattr(side.peaks, meter, None)
         row[f"{name}_seconds"] = statistics.median(side.seconds) if side.seconds else None
     time = point.time
-    row |= {"predicted_overhead": point.predicted_overhead, "saved": point.saved}
+    row |= {"predicted_overhead": point.predicted_overhead, "saved": point.saved, "at_floor": point.at_floor}
     return row | {f"time_{name}": getattr(time, name, None) for name in ("median", "low", "high")}
 
 
@@ -174,8 +180,10 @@ def sweep(
     batch_sizes: Iterable[int],
     budget: int | float | str | None = None,
     reduction: float | None = None,
+    or_floor: bool = False,
     memory: int | float | str | None = None,
     rounds: int = ROUNDS,
+    repeats: int = 3,
     path: str | os.PathLike[str] | None = None,
     watcher: Callable[["Sweep"], None] | None = None,
 ) -> Sweep:
@@ -186,8 +194,10 @@ def sweep(
         batch_sizes: in the order in which they are measured.
         budget: for every batch size: bytes, "1.5GiB", or "60%" of its peak without a plan.
         reduction: instead: by which part the peak above static is to be lower, 0.5 for half.
+        or_floor: where no plan fits that, take the one with the lowest peak, and say so.
         memory: a hard cap under which each is tried first; without it, what this machine has.
         rounds: how often the steps with and without a plan take turns.
+        repeats: how often the profiler times each op.
         path: a JSON file for the points, each as soon as it is measured; what it holds already is not measured again.
         watcher: called with what there is by now, whenever a batch size is done.
 
@@ -195,7 +205,7 @@ def sweep(
         >>> acwb.sweep(acwb.models.resnet152, [4, 8, 16], reduction=0.5, path="results/sweep.json")
     """
     sizes = list(batch_sizes)
-    settings = _checked(sizes, budget, reduction, memory, rounds)
+    settings = {**_checked(sizes, budget, reduction, memory, rounds), "or_floor": or_floor, "repeats": repeats}
     name = subject(sizes[0]).name
     done = {point.batch_size: point for point in _known(path, name, settings)}
     for size in tqdm(sizes, desc=f"sweep of {name}"):
@@ -270,11 +280,13 @@ def _point(make_subject: MakeSubject, batch_size: int, settings: dict[str, Any])
 
 def _plans(make: Callable[[], Subject], settings: dict[str, Any]) -> tuple[Plan, Plan | None, str]:
     """Keeping everything; the plan; or why there is none."""
-    costs = profile(traced(make()))
-    unplanned = keep_all(costs)
+    costs = profile(traced(make()), settings["repeats"])
+    unplanned, trade_off = keep_all(costs), frontier(costs)
     try:
-        return unplanned, frontier(costs).at(_budget(unplanned, settings)), ""
+        return unplanned, trade_off.at(_budget(unplanned, settings)), ""
     except InfeasibleBudgetError as error:
+        if settings["or_floor"]:
+            return unplanned, trade_off.at(trade_off.floor_bytes), ""
         return unplanned, None, str(error)
 
 

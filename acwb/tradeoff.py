@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import numpy
@@ -22,9 +22,12 @@ from acwb.planners.frontier import Frontier
 from acwb.planners.habits import keep_all, per_block, recompute_all, sqrt_n
 from acwb.planners.mu_two import mu_two
 from acwb.plans import Plan
+from acwb.results import save_table
 from acwb.schedule import Timeline
 
 Result = TypeVar("Result")
+
+RESULTS = "results/full"
 
 BUDGETS = 20
 OPS_OF_A_BLOCK = 16
@@ -239,7 +242,8 @@ def growth() -> list[str]:
 
 
 def main() -> None:
-    """Print everything, a fresh process for each profile."""
+    """Print everything, a fresh process for each profile; keep the worst of what the profiles say."""
+    rows: list[dict[str, Any]] = []
     for name, batch_size, wanted, profiles in SUBJECTS:
         floors: list[Floor] = []
         found: list[list[Reduction]] = []
@@ -249,16 +253,14 @@ def main() -> None:
             floors.append(floor)
             _write(f"{name}, batch {batch_size}, profile {number + 1}: ", [*some, floor, *lines])
         worst = [max(same, key=lambda each: each.tensors) for same in zip(*found, strict=True)]
-        _write(f"{name}, batch {batch_size}, worst: ", [*worst, max(floors, key=lambda each: each.tensors)])
+        floor = max(floors, key=lambda each: each.tensors)
+        _write(f"{name}, batch {batch_size}, worst: ", [*worst, floor])
+        known = {"subject": name, "batch_size": batch_size, "profiles": profiles, "floor": floor.tensors}
+        rows += [{**known, **asdict(each)} for each in worst]
+        save_table("tradeoff", rows, RESULTS)
     _write("synthetic: ", growth())
 
 
 def _write(start: str, lines: list[Any]) -> None:
     sys.stdout.write("".join(f"{start}{line}\n" for line in lines))
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    from acwb import tradeoff as this  # under its own name, by which fresh processes find its functions
-
-    this.main()

@@ -1,5 +1,6 @@
 """The CPU's clock, allocation meter, swap file and process counters, against what is known by hand."""
 
+import os
 import time
 
 import pytest
@@ -53,6 +54,24 @@ def test_swapping_gives_memory_back_and_returns_the_same_bits() -> None:
     device.swap_in(space, "tensor", tensor.untyped_storage(), 4000)
     assert torch.equal(tensor, before)
     assert torch.equal(view, before.view(10, 100)[3])
+
+
+def test_room_that_is_not_needed_any_more_is_used_again() -> None:
+    space = FileSpace()
+    values = {name: torch.full((1000,), number, dtype=torch.uint8) for number, name in enumerate("abc")}
+    for name in "ab":
+        space.write(name, values[name].untyped_storage())
+    space.forget("a")
+    space.write("c", values["c"].untyped_storage())
+    for name in "bc":
+        found = torch.zeros(1000, dtype=torch.uint8)
+        space.read(name, found.untyped_storage())
+        assert torch.equal(found, values[name])
+        space.forget(name)
+    for name in "abc":
+        space.write(name, values[name].untyped_storage())
+        space.forget(name)
+    assert os.fstat(space._file.fileno()).st_size == 3000
 
 
 def test_a_swap_file_that_cannot_grow_is_reported_in_a_sentence() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import acwb
+from acwb.bench import CAPPED, trained_under_a_cap
 from acwb.contenders import eager, planned
 from acwb.limiter import train_within
 from acwb.models import Subject
@@ -46,16 +47,8 @@ def _broken() -> Subject:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "batch_size"), [("resnet152", 8), ("bert", 8)])
+@pytest.mark.parametrize(("name", "batch_size"), CAPPED)
 def test_real_models_train_under_a_cap_in_which_plain_pytorch_does_not_fit(name: str, batch_size: int) -> None:
-    make = partial(getattr(acwb.models, name), batch_size=batch_size)
-    subject = make()
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
-    frontier = acwb.frontier(acwb.profile(step, repeats=1))
-    memory = (frontier.floor_bytes + frontier.baseline_bytes) // 2  # BERT's optimizer alone needs more than half
-    plan = frontier.at(int(0.99 * memory))
-    with pytest.raises(acwb.DoesNotFitError, match="does not fit in"):
-        train_within(make, eager, memory)
-    torch.manual_seed(0)
-    losses = [float(subject.eager_step()) for _ in range(10)]
-    assert train_within(make, partial(planned, plan=plan), memory, iterations=10, seed=0) == losses
+    row = trained_under_a_cap(name, batch_size)
+    assert row["plain"] == "does not fit"
+    assert row["equal_losses"] == row["iterations"] == row["different_losses_of_plain"] == 10

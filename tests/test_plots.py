@@ -133,6 +133,8 @@ def test_a_sweep_says_what_is_saved_and_what_does_not_fit() -> None:
     without = replace(swept().points[0], planned=Side("No plan fits.", None, None))
     figure = plots.sweep_memory(Sweep("tiny", {}, (without,)))
     assert list(figure.data[2].text) == ["no plan fits"]
+    floor = replace(swept().points[0], budget_bytes=2 * GIB)
+    assert list(plots.sweep_memory(Sweep("tiny", {}, (floor,))).data[2].text) == ["−25% (floor)"]
     assert "tiny: no plan fits" in figure.layout.title.text
     latency = plots.sweep_latency(swept())
     assert list(latency.data[1].y) == [1100.0, 2000.0]
@@ -151,7 +153,7 @@ def swept() -> Sweep:
         peaks = Peaks(GIB, size * GIB, size * GIB, size * GIB)
         return Side("", size * GIB, size * GIB, peaks, seconds)
 
-    first = Point(4, "a", GIB, 0.1, side(4, *[1.0] * 6), side(3, *[1.1] * 6))
+    first = Point(4, "a", 3 * GIB, 0.1, side(4, *[1.0] * 6), side(3, *[1.1] * 6))
     no = Side("It does not fit.", 9 * GIB, 9 * GIB)
     return Sweep("tiny", {}, (first, replace(first, batch_size=8, plain=no, planned=side(5, 2.0, 2.0, 2.0))))
 

@@ -59,7 +59,7 @@ def test_a_table_of_batches_says_what_was_measured_and_what_does_not_fit() -> No
     def side(size: int, *seconds: float) -> Side:
         return Side("", size * GIB, size * GIB, Peaks(GIB, size * GIB, size * GIB, size * GIB), seconds)
 
-    first = Point(4, "a", GIB, 0.12, side(4, 1.0, 1.0, 1.0), side(3, 1.1, 1.1, 1.1))
+    first = Point(4, "a", 3 * GIB, 0.12, side(4, 1.0, 1.0, 1.0), side(3, 1.1, 1.1, 1.1))
     large = replace(first, batch_size=8, plain=Side("It does not fit.", 9 * GIB, 9 * GIB))
     one, two = records.batch_table(Sweep("tiny", {}, (first, large)))
     assert one == {
@@ -78,3 +78,5 @@ def test_a_table_of_batches_says_what_was_measured_and_what_does_not_fit() -> No
     }
     assert (two["peak without a plan, GiB"], two["step without a plan, ms"], two["peak"]) == ("does not fit", "", "")
     assert "time" not in two
+    (floor,) = records.batch_table(Sweep("tiny", {}, (replace(first, budget_bytes=2 * GIB),)))
+    assert floor["peak"] == "-25.0% (floor)"

@@ -111,10 +111,11 @@ def sweep_memory(sweep: Sweep) -> graph_objects.Figure:
         figure.add_bar(
             x=[str(point.batch_size) for point, _ in sides],
             y=[in_gib(each.predicted_bytes) if each.predicted_bytes else None for _, each in sides],
-            name=f"{name}, predicted",
+            name="predicted of the captured step",
+            showlegend=side == "planned",
             marker={"color": "rgba(0,0,0,0)", "line": {"color": INK, "width": 1.5}},
             offsetgroup=side,
-            hovertemplate=f"{name}, predicted: %{{y:.3f}} GiB<extra></extra>",
+            hovertemplate="predicted: %{y:.3f} GiB<extra></extra>",
         )
     figure.update_layout(barmode="group", bargap=0.25, bargroupgap=0.05)
     figure.update_xaxes(title_text="batch size", type="category")
@@ -135,7 +136,9 @@ def _measured(side: Side) -> float:
 def _saved(point: Point) -> str:
     if point.planned.problem:
         return "no plan fits"
-    return f"{-point.saved:+.0%}".replace("-", "−") if point.saved is not None else ""
+    if point.saved is None:
+        return ""
+    return f"{-point.saved:+.0%}".replace("-", "−") + (" (floor)" if point.at_floor else "")
 
 
 def _problem(side: Side) -> str:
@@ -163,7 +166,7 @@ def sweep_latency(sweep: Sweep) -> graph_objects.Figure:
             line={"color": colour, "width": 2},
             marker={"symbol": symbol, "size": 9},
             text=[_slower(point) if side == "planned" else "" for point, _ in rows],
-            textposition="top left",
+            textposition=["top left" if number else "top center" for number in range(len(rows))],  # clear of the axis
             cliponaxis=False,
             hovertemplate=f"{name}, batch %{{x}}: %{{y:,.0f}} ms<extra></extra>",
         )

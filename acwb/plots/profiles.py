@@ -13,6 +13,7 @@ from acwb.plots.theme import KEPT, PHASES, QUIET, ROLES, WORKSPACE, WRONG, in_gi
 from acwb.units import gibibytes, milliseconds
 
 MODULES = 12  # of a breakdown; the others are summed up
+SEEN = 0.005  # of all: what is smaller is summed up, too
 
 
 def node_runtime(profile: Profile) -> graph_objects.Figure:
@@ -164,9 +165,9 @@ def breakdown(plan: Plan) -> graph_objects.Figure:
         module = graph.ops[graph.rank[maker]].module if maker else name.partition(":")[0].rpartition(".")[0]
         modules[_top(module)] += graph.storage[name].bytes
     modules[WORKSPACE] += roles[WORKSPACE]
-    figure = make_subplots(cols=2, horizontal_spacing=0.2, subplot_titles=("by role", "by module"))
+    figure = make_subplots(cols=2, horizontal_spacing=0.32, subplot_titles=("by role", "by module"))
     shown = _largest(roles)
-    figure.add_bar(**_bars(shown, lambda name: ROLES[name][0]), col=1, row=1)
+    figure.add_bar(**_bars(shown, lambda name: ROLES.get(name, (QUIET, ""))[0]), col=1, row=1)
     figure.add_bar(**_bars(_largest(modules), lambda name: WRONG if name == WORKSPACE else QUIET), col=2, row=1)
     figure.update_xaxes(title_text="GiB at the peak")
     figure.update_layout(showlegend=False)
@@ -187,11 +188,12 @@ def _top(module: str) -> str:
 
 
 def _largest(sizes: dict[str, int] | Counter[str]) -> dict[str, int]:
-    """The largest, and the sum of the rest."""
+    """The largest, and the sum of the rest, which no bar of its own could show."""
     ordered = sorted(((size, name) for name, size in sizes.items() if size), reverse=True)
-    found = {name: size for size, name in ordered[:MODULES]}
-    rest = sum(size for size, _ in ordered[MODULES:])
-    return {**found, f"{len(ordered) - MODULES} others": rest} if rest else found
+    least = SEEN * sum(sizes.values())
+    found = {name: size for size, name in ordered[:MODULES] if size >= least}
+    rest = sum(size for size, _ in ordered[len(found) :])
+    return {**found, f"{len(ordered) - len(found)} others": rest} if rest else found
 
 
 def _bars(sizes: dict[str, int], colour: Callable[[str], str]) -> dict[str, object]:

@@ -71,6 +71,7 @@ def themed(figure: graph_objects.Figure, title: str, height: int = HEIGHT) -> gr
         "showline": True,
         "showgrid": True,
         "title_standoff": 8,
+        "automargin": True,
         "separatethousands": True,
         "exponentformat": "none",
     }
@@ -111,6 +112,7 @@ def arrow(text: str, x: float, y: float) -> dict[str, Any]:
         "arrowhead": 2,
         "ax": 40,
         "ay": -28,
+        "align": "left",
         "bgcolor": "rgba(255,255,255,0.85)",
         "font": {"size": 12},
     }

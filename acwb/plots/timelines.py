@@ -60,7 +60,7 @@ class Comparison:
 
     def __init__(self, plain: Plan, plan: Plan, measurement: Measurement | None = None) -> None:
         self.finding = _difference(plan, measurement)
-        self.heights = [0, in_gib(plain.timeline.peak_bytes) * 1.2]
+        self.heights = [0, in_gib(plain.timeline.peak_bytes) * 1.25]
         self.times = [0, max(plain.timeline.seconds, plan.timeline.seconds) * 1e3]
         self.traces: list[Values] = []
         self.shapes: list[Values] = []
@@ -141,9 +141,9 @@ def _marks(plan: Plan, axis: str = "") -> tuple[list[Values], list[Values]]:
     row = plan.peak_row
     op = plan.profile.graph.ops[plan.profile.graph.rank[row["op"]]]
     where = f" ({op.module})" if op.module else ""
-    is_late = row["start_ms"] > 0.6e3 * plan.timeline.seconds
+    is_late = row["start_ms"] > 0.5e3 * plan.timeline.seconds
     side = {"ax": -40, "xanchor": "right"} if is_late else {"ax": 40, "xanchor": "left"}
-    told = f"peak {gibibytes(plan.timeline.peak_bytes)}, {op.name}{where}"
+    told = f"peak {gibibytes(plan.timeline.peak_bytes)}<br>{op.name}{where}"
     top = in_gib(plan.timeline.peak_bytes)
     notes.append({**arrow(told, float(row["start_ms"]), top), **side, "xref": f"x{axis}", "yref": f"y{axis}"})
     return shapes, notes
@@ -169,7 +169,9 @@ def _difference(plan: Plan, measurement: Measurement | None) -> str:
     if measurement is not None:
         time = measurement.time
         spread = "within noise" if time.is_noise else f"95 % [{time.low - 1:+.1%}, {time.high - 1:+.1%}]"
-        text += f"; measured {gibibytes(measurement.peaks.allocator)}, {time.median - 1:+.1%} ({spread})"
+        text += f"; measured {gibibytes(measurement.peaks.allocator)}, {time.median - 1:+.1%} ({spread})".replace(
+            "-", "−"
+        )
     return text
 
 
