@@ -205,7 +205,7 @@ def sweep(
         >>> acwb.sweep(acwb.models.resnet152, [4, 8, 16], reduction=0.5, path="results/sweep.json")
     """
     sizes = list(batch_sizes)
-    settings = {**_checked(sizes, budget, reduction, memory, rounds), "or_floor": or_floor, "repeats": repeats}
+    settings = {**_checked(sizes, budget, reduction, memory, rounds, repeats), "or_floor": or_floor}
     name = subject(sizes[0]).name
     done = {point.batch_size: point for point in _known(path, name, settings)}
     for size in tqdm(sizes, desc=f"sweep of {name}"):
@@ -224,6 +224,7 @@ def _checked(
     reduction: float | None,
     memory: int | float | str | None,
     rounds: int,
+    repeats: int,
 ) -> dict[str, Any]:
     if not sizes or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
         raise AcwbError(f"batch_sizes is {sizes!r}: give whole numbers of at least 1, [4, 8, 16] say.")
@@ -231,8 +232,9 @@ def _checked(
         raise AcwbError(f"budget is {budget!r} and reduction {reduction!r}: give one of them.")
     if reduction is not None and not (isinstance(reduction, (int, float)) and 0 <= reduction < 1):
         raise AcwbError(f"A reduction of {reduction!r} is not a part of the peak above static: give 0.5 for half.")
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise AcwbError(f"rounds is {rounds!r}: give a whole number of at least 1.")
+    for name, count in (("rounds", rounds), ("repeats", repeats)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise AcwbError(f"{name} is {count!r}: give a whole number of at least 1.")
     if budget is not None:
         budget_bytes(budget, 1 << 60)  # refused here if it cannot be read
     return {
@@ -240,6 +242,7 @@ def _checked(
         "reduction": reduction,
         "memory_bytes": budget_bytes(memory, 0) if memory is not None else None,
         "rounds": rounds,
+        "repeats": repeats,
         "torch": torch.__version__,
     }
 

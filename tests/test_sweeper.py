@@ -105,6 +105,7 @@ def test_the_floor_may_stand_for_a_budget_below_it() -> None:
         ({"batch_sizes": [2], "reduction": 1.5}, "A reduction of 1.5"),
         ({"batch_sizes": [2], "budget": "3 apples"}, "cannot be read"),
         ({"batch_sizes": [2], "reduction": 0.5, "rounds": 0}, "rounds is 0"),
+        ({"batch_sizes": [2], "reduction": 0.5, "repeats": 0}, "repeats is 0"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(arguments: dict[str, object], sentence: str) -> None:
