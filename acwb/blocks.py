@@ -214,7 +214,7 @@ def _check_untouched(model: nn.Module) -> None:
         if getattr(module, "gradient_checkpointing", False) is True:
             raise AcwbError(
                 f"{type(model).__name__} checkpoints by itself ({path or 'the model'}.gradient_checkpointing is True): "
-                "call its gradient_checkpointing_disable() first."
+                "call its activation_checkpointing_disable() first."
             )
 
 

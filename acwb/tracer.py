@@ -260,7 +260,7 @@ class _Capture:
         path = self.paths[id(self.inside[-1])] if self.inside else ""
         raise CaptureError(
             f"{f'Module {path}' if path else 'The model'} already decides what to keep (torch.utils.checkpoint or "
-            "other hooks on saved tensors): switch that off (in transformers, gradient_checkpointing_disable()).",
+            "other hooks on saved tensors): switch that off (in transformers, activation_checkpointing_disable()).",
             path,
         )
 

@@ -343,9 +343,9 @@ def test_what_cannot_be_done_is_refused(build: Callable[[], Any], every: Any, se
 
 def test_a_model_that_checkpoints_by_itself_is_refused() -> None:
     model = acwb.models.tiny_bert().model
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     with pytest.raises(
-        acwb.AcwbError, match=r"gradient_checkpointing is True\): call its gradient_checkpointing_disable"
+        acwb.AcwbError, match=r"gradient_checkpointing is True\): call its activation_checkpointing_disable"
     ):
         per_block_checkpoint(model)
     assert checkpointed_blocks(model) == []
