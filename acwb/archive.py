@@ -8,11 +8,15 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from acwb.errors import AcwbError
 
+if TYPE_CHECKING:
+    import pandas
+
 FORMAT_VERSION = 1
+DECIMAL = "%.7g"  # of numbers in CSV files, which people read: microseconds in a step of seconds; JSON keeps every bit
 
 
 def write(path: str | os.PathLike[str], kind: str, content: Mapping[str, Any]) -> None:
@@ -26,8 +30,17 @@ def rows_as_csv(data: Iterable[Mapping[Any, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: _rounded(value) for key, value in row.items()} for row in rows)
     return text.getvalue()
+
+
+def _rounded(value: Any) -> Any:
+    return DECIMAL % value if isinstance(value, float) and not value.is_integer() else value
+
+
+def write_frames(frames: Mapping[Path, "pandas.DataFrame"]) -> None:
+    """Write each frame to its path as CSV, all or none."""
+    write_texts({path: frame.to_csv(index=False, float_format=DECIMAL) for path, frame in frames.items()})
 
 
 def write_texts(texts: Mapping[str | os.PathLike[str], str]) -> None:

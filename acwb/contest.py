@@ -156,19 +156,21 @@ class Contest:
         whole, before = gibibytes(self.row(EAGER).peak_bytes), gibibytes(self.static_bytes)
         lines = [
             f"{self.title}: plain PyTorch needs {whole}, of which {before} are there before the step",
-            f"  {'contender':<22}{'peak':>7}  {'time':<24}{'ours at most there':<28}what is wrong",
+            f"  {'contender':<22}{'peak':>7}  {'time':<24}{'ours at most there':<24}{'of its cost':<13}what is wrong",
         ]
         return "\n".join([*lines, *(self._line(row) for row in self.rows)])
 
     def _line(self, row: Row) -> str:
         mine = str(self.time(row.name)) if row.seconds else "–"
-        other = ""
+        other = part = ""
         if row.name in self.rivals:
             ours, theirs = self.time(self.rivals[row.name]), self.time(row.name)
-            other = f"{ours} " + ("(noise)" if theirs.is_noise else f"{(ours.median - 1) / (theirs.median - 1):.2f}")
+            other = str(ours)
+            costs = theirs.median > 1 and not theirs.is_noise
+            part = f"{max(0, ours.median - 1) / (theirs.median - 1):.0%}" if costs else "noise"
         elif row.predicted_overhead is not None:
             other = f"predicted ×{1 + row.predicted_overhead:.3f}"
-        return f"  {row.name:<22}{self.share(row.name):>7.1%}  {mine:<24}{other:<28}{_wrong(row)}"
+        return f"  {row.name:<22}{self.share(row.name):>7.1%}  {mine:<24}{other:<24}{part:<13}{_wrong(row)}"
 
 
 def _wrong(row: Row) -> str:

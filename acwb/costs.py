@@ -171,8 +171,7 @@ class Profile:
     def to_csv(self, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
         """Write the two frames into `folder`, both or neither, and return where they are."""
         nodes, activations = Path(folder) / NODE_FILE, Path(folder) / ACTIVATION_FILE
-        rows = self.nodes.drop(columns="new_bytes")
-        archive.write_texts({nodes: rows.to_csv(index=False), activations: self.activations.to_csv(index=False)})
+        archive.write_frames({nodes: self.nodes.drop(columns="new_bytes"), activations: self.activations})
         return nodes, activations
 
     def save(self, path: str | os.PathLike[str]) -> None:

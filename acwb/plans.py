@@ -201,9 +201,7 @@ class Plan:
     def to_csv(self, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
         """Write the decisions and the plan op by op into `folder`, both or neither, and return where they are."""
         decisions, plan = Path(folder) / DECISION_FILE, Path(folder) / PLAN_FILE
-        archive.write_texts(
-            {decisions: self.decisions_frame.to_csv(index=False), plan: self.ops_frame.to_csv(index=False)}
-        )
+        archive.write_frames({decisions: self.decisions_frame, plan: self.ops_frame})
         return decisions, plan
 
     @cached_property
@@ -332,7 +330,11 @@ def _ops(count: int) -> str:
 
 
 def _compared(changed: int, now: int) -> str:
-    return f"stay at {gibibytes(now)}" if changed == now else f"be {gibibytes(changed)} instead of {gibibytes(now)}"
+    if changed == now:
+        return f"stay at {gibibytes(now)}"
+    if gibibytes(changed) == gibibytes(now):
+        return f"be {abs(changed - now):,} bytes {'higher' if changed > now else 'lower'}"
+    return f"be {gibibytes(changed)} instead of {gibibytes(now)}"
 
 
 def _written(entry: Entry) -> list[Any]:

@@ -19,7 +19,7 @@ from acwb.graph import StepGraph
 from acwb.limiter import train_within
 from acwb.models import Subject
 from acwb.planners.budgets import budget_bytes
-from acwb.planners.frontier import Frontier, frontier
+from acwb.planners.frontier import Frontier, explore, frontier
 from acwb.plans import Plan
 from acwb.prober import workspaces
 from acwb.profiler import profile
@@ -235,7 +235,7 @@ def _profiled(make_subject: MakeSubject, batch: int) -> Profile:
 
 
 def _floor(scale: Scale, batch: int) -> int:
-    return frontier(scale.at(batch)).floor_bytes
+    return explore(scale.at(batch), starts=0).floor_bytes
 
 
 def _confirmed_eager(make_subject: MakeSubject, batch: int, size: int) -> int:

@@ -29,6 +29,11 @@ def test_a_figure_is_written_in_five_formats(figure: graph_objects.Figure, tmp_p
         assert [row["z"] for row in csv.DictReader(file)] == ["", "last"]
 
 
+def test_a_table_has_seven_digits_and_every_byte(tmp_path: Path) -> None:
+    path = results.save_table("table", [{"ms": 1234.56789, "bytes": 1314229728, "share": 1.0}], tmp_path)
+    assert path.read_text().split() == ["ms,bytes,share", "1234.568,1314229728,1.0"]
+
+
 def test_without_a_browser_there_is_html_and_csv_and_one_message(
     figure: graph_objects.Figure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ Time has two slots for each op: its own (odd), and the one in which recomputatio
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -98,10 +98,10 @@ class Arrangement:
         run = bisect_right(self._runs[each], slot) - 1
         return run >= 0 and slot <= self._spans[each][run][1]
 
-    def chain(self, each: int, rank: int, limit: int = 0) -> "Chain":
+    def chain(self, each: int, rank: int, limit: int = 0, kept: Collection[int] = ()) -> "Chain":
         """What must change before op `rank` to make a storage there again, from what is alive there anyway.
 
-        What was alive before is used, too, where it could stay until then within `limit` bytes.
+        What was alive before is used, too, where it could stay until then within `limit` bytes, or is to be `kept`.
         """
         frame, slot, extends = self.frame, 2 * rank, False
         there = self.chains.get(rank, ())
@@ -117,7 +117,7 @@ class Arrangement:
                 found[maker] = op
                 for read in frame.reads[op]:
                     if not self._covers(read, slot):
-                        if limit and self._can_stay(read, slot, limit):
+                        if read in kept or (limit and self._can_stay(read, slot, limit)):
                             extends = True
                         else:
                             waiting.append(read)

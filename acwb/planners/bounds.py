@@ -8,6 +8,7 @@ linear program (HiGHS). The best of a few such looks counts.
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy
 from scipy.optimize import linprog
@@ -15,6 +16,7 @@ from scipy.sparse import csr_array
 
 from acwb.costs import Profile
 from acwb.errors import AcwbError
+from acwb.graph import Array
 from acwb.planners.budgets import budget_bytes
 from acwb.planners.frame import Frame
 
@@ -36,8 +38,7 @@ def lower_bound(profile: Profile, budget: int | float | str) -> float:
         >>> acwb.lower_bound(profile, "1.5GiB") / profile.step_seconds
     """
     size = budget_bytes(budget, profile.peak_bytes)
-    graph = profile.graph
-    need = numpy.array(graph.live_bytes) + [profile.workspace_bytes[op.name] for op in graph.ops]
+    need = _need(profile)
     over = numpy.flatnonzero(need > size)
     if not len(over):
         return 0.0
@@ -45,7 +46,33 @@ def lower_bound(profile: Profile, budget: int | float | str) -> float:
     if any(relaxation.least(rank) > size for rank in over.tolist()):
         return math.inf
     parts = numpy.array_split(over, min(LOOKS, len(over)))
-    return max(relaxation.solve(int(part[need[part].argmax()])) for part in parts)
+    return max(relaxation.solve(int(part[need[part].argmax()]))[0] for part in parts)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What would best be there while an op runs, if nothing but that moment had to fit.
+
+    Attributes:
+        rank: the op at which most memory is needed without a plan.
+        kept: the storages that would be there, by number, mostly or wholly.
+    """
+
+    rank: int
+    kept: frozenset[int]
+
+
+def look(frame: Frame, size: int) -> Look | None:
+    """What would best be there at the peak of the step without a plan, if `size` bytes were given; None: too little."""
+    rank = int(_need(frame.profile).argmax())
+    _, there = _Relaxation(frame, size).solve(rank)
+    return Look(rank, frozenset(each for each, part in there.items() if part >= 0.5)) if there else None
+
+
+def _need(profile: Profile) -> Array:
+    """The bytes that every op needs without a plan."""
+    graph = profile.graph
+    return numpy.array(graph.live_bytes) + [profile.workspace_bytes[op.name] for op in graph.ops]
 
 
 Name = tuple[str, int]
@@ -73,8 +100,8 @@ class _Relaxation:
         is_first = self.frame.makes[maker][0] == each
         return [maker, maker + self.frame.count] if has_shortcut and is_first else [maker]
 
-    def solve(self, rank: int) -> float:
-        """The least extra time that satisfies everything that follows from op `rank`, in seconds."""
+    def solve(self, rank: int) -> tuple[float, dict[int, float]]:
+        """The least extra seconds that satisfy all that follows from op `rank`; which part of what is there then."""
         frame, program = self.frame, _Program()
         there = self._useful(rank)
         runs = {op for each in there for op in self.makers(each)}
@@ -89,7 +116,8 @@ class _Relaxation:
         for op in runs:
             for each in frame.reads[op]:
                 program.at_least([*self._had(each), (("run", op), -1.0)], 0.0)
-        return program.least() * (1 - SAFETY)
+        seconds, found = program.least()
+        return seconds * (1 - SAFETY), {each: value for (kind, each), value in found.items() if kind == "there"}
 
     def _had(self, each: int) -> list[Term]:
         """A storage is there, or made again."""
@@ -144,14 +172,14 @@ class _Program:
             self._values.append(-value)
         self._limits.append(-limit)
 
-    def least(self) -> float:
-        """The least cost; infinity where nothing satisfies all."""
+    def least(self) -> tuple[float, dict[Name, float]]:
+        """The least cost, and the variables that give it; infinity and none where nothing satisfies all."""
         shape = (len(self._limits), len(self._costs))
         matrix = csr_array((self._values, (self._rows, self._columns)), shape=shape)
         bounds = numpy.array([self._lower, numpy.ones(len(self._lower))]).T
         found = linprog(self._costs, A_ub=matrix, b_ub=self._limits, bounds=bounds, method="highs")
         if found.status == 2:  # infeasible
-            return math.inf
+            return math.inf, {}
         if found.status != 0:
             raise AcwbError(f"The solver gave no lower bound: {found.message}")
-        return max(0.0, float(found.fun))
+        return max(0.0, float(found.fun)), dict(zip(self._numbers, found.x.tolist(), strict=True))

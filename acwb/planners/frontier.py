@@ -2,7 +2,9 @@
 
 At the peak of the moment, drop what saves most bytes there for each second that it costs, with chains that share what
 is alive and keep their sources where there is room; a drop that would raise another peak is not taken. Whatever was
-dropped earlier and would fit again is kept again. Every state that no other one beats is a point of the frontier.
+dropped earlier and would fit again is kept again. Far down, what was cheap to drop first stands in the way of what is
+best together: so the way is begun anew at several budgets, from what a linear program keeps there. Every state that no
+other one beats is a point of the frontier.
 """
 
 import sys
@@ -16,7 +18,7 @@ from acwb.costs import Profile
 from acwb.errors import AcwbError, InfeasibleBudgetError
 from acwb.graph import Phase, Role
 from acwb.planners.arrangement import Arrangement, Chain, Chains, Way, chains_of, runs_of
-from acwb.planners.bounds import lower_bound
+from acwb.planners.bounds import Look, look, lower_bound
 from acwb.planners.budgets import budget_bytes
 from acwb.planners.frame import Frame
 from acwb.planners.habits import per_block, recompute_all, sqrt_n
@@ -33,6 +35,7 @@ MEDIUM = 1000  # ops; a step for which there is time to try some of what the pap
 EFFORT = 50_000  # ops of all such tries together
 LEAP = 8  # drops at once
 BOUNDS = 24  # budgets for which a bound is proved
+STARTS = 12  # budgets at which the way down begins anew
 RESERVED = 400  # one part in so many: 1 to 5 MB beside 1 to 3 GB were measured, for Python, torch and pages
 
 
@@ -167,25 +170,30 @@ def frontier(profile: Profile, keep: str | Iterable[str] = (), recompute: str | 
     return explore(profile, pins(profile.graph, keep, recompute))
 
 
-def explore(profile: Profile, pinned: Pins = NO_PINS) -> Frontier:
+def explore(profile: Profile, pinned: Pins = NO_PINS, starts: int = STARTS) -> Frontier:
     """The trade-off with some activations pinned."""
     frame = Frame(profile, pinned)
-    return Frontier(frame, tuple(descend(frame)))
+    return Frontier(frame, tuple(descend(frame, starts)))
 
 
-def descend(frame: Frame) -> list[Point]:
+def descend(frame: Frame, starts: int = STARTS) -> list[Point]:
     """All non-dominated points that are met, from the largest peak to the floor.
 
     The way down from keeping everything can end where only several drops at once would help, so what others do is also
-    tried; where that leads lower, the way goes on from there. For a small step there is time to improve every point.
+    tried; where that leads lower, the way goes on from there. For a small step there is time to improve every point; in
+    a larger one the way begins anew at as many budgets as there are `starts`.
     """
     descent = _Descent(frame)
+    descent.drop_pinned()
     descent.run()
     points = undominated(descent.points)
     if descent.ends_in_optimizer:  # where nothing but the random states that are kept for replays can be spared
         without = _Descent(frame, replays=False)
+        without.drop_pinned()
         without.run()
         points = undominated(points + without.points)
+    if frame.count > SMALL:
+        points = _begun_anew(frame, points, starts)
     for chains in _others(frame) if not frame.pins_given else ():
         other = _Descent(frame)
         other.start(chains)
@@ -198,6 +206,21 @@ def descend(frame: Frame) -> list[Point]:
     if frame.count <= SMALL:
         points = _improved(frame, points)
     return points
+
+
+def _begun_anew(frame: Frame, points: list[Point], starts: int) -> list[Point]:
+    """The points with those of ways that begin at several budgets, each down to the next one."""
+    low, high = points[-1].peak_bytes, points[0].peak_bytes
+    sizes = [low + (high - low) * number // starts for number in range(starts)]
+    found = list(points)
+    for stop, size in zip([0, *sizes], sizes, strict=False):
+        if (wanted := look(frame, size)) is not None:
+            descent = _Descent(frame)
+            descent.drop_pinned()
+            descent.keep_only(wanted, size)
+            descent.run(stop)
+            found += descent.points
+    return undominated(found)
 
 
 def _others(frame: Frame) -> Iterator[Chains]:
@@ -270,9 +293,16 @@ class _Descent:
     def _note(self) -> None:
         self.points.append(Point(self.state.peak()[1], self.state.seconds, self.state.way()))
 
-    def run(self) -> None:
-        """Go down as far as it goes."""
-        self._drop_pinned()
+    def keep_only(self, wanted: Look, limit: int) -> None:
+        """Drop all that waits at a look and is not to be kept there, then keep again what fits within a limit."""
+        state, slot = self.state, 2 * wanted.rank + 1
+        for each in sorted(self.usable.nonzero()[0].tolist(), key=lambda each: -self.frame.maker[each]):
+            if each not in wanted.kept and (use := state.waits_at(each, slot)) is not None:
+                state.apply(state.chain(each, use // 2, kept=wanted.kept))
+        self._tidy(max(limit, state.peak()[1]))
+
+    def run(self, stop: int = 0) -> None:
+        """Go down as far as it goes, or until the peak is at most `stop`."""
         tidy_below = self.state.peak()[1]
         baseline = tidy_below
         while True:
@@ -281,7 +311,7 @@ class _Descent:
                 self._tidy(peak)
                 tidy_below = peak - baseline // 200
             self._note()
-            if not self._drop(slot, peak) and not self._leap(slot, peak):
+            if peak <= stop or (not self._drop(slot, peak) and not self._leap(slot, peak)):
                 return
 
     def exchange(self, limit: int) -> None:
@@ -337,7 +367,8 @@ class _Descent:
         others = (self.usable & ~self._longest(slot)).nonzero()[0].tolist()
         return {each: use for each in others if (use := self.state.waits_at(each, slot)) is not None}
 
-    def _drop_pinned(self) -> None:
+    def drop_pinned(self) -> None:
+        """Make again whatever is pinned to be."""
         for each in sorted(self.frame.pinned, key=lambda each: -self.frame.maker[each]):
             if not self.frame.droppable[each] or self.state.waits_to[each] < self.frame.boundary:
                 raise AcwbError(
