@@ -165,7 +165,7 @@ def sweep_latency(sweep: Sweep) -> graph_objects.Figure:
             mode="lines+markers+text",
             line={"color": colour, "width": 2},
             marker={"symbol": symbol, "size": 9},
-            text=[_slower(point) if side == "planned" else "" for point, _ in rows],
+            text=[_slower(point) if side == _upper(point) else "" for point, _ in rows],
             textposition=["top left" if number else "top center" for number in range(len(rows))],  # clear of the axis
             cliponaxis=False,
             hovertemplate=f"{name}, batch %{{x}}: %{{y:,.0f}} ms<extra></extra>",
@@ -190,6 +190,12 @@ def _slowdown(sweep: Sweep) -> str:
         return f"with a plan, a step takes as long as without, within noise ({times[0].rounds} rounds)"
     rest = ", the others are within noise" if len(claimed) < len(times) else ""
     return f"a step with a plan takes {_signed_span(claimed)} time{rest}"
+
+
+def _upper(point: Point) -> str:
+    """Which of the two lines is above the other at a point: there a label is clear of both."""
+    medians = {side: statistics.median(getattr(point, side).seconds or (0.0,)) for side in ("planned", "plain")}
+    return max(medians, key=medians.__getitem__)
 
 
 def _slower(point: Point) -> str:
