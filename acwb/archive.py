@@ -38,6 +38,16 @@ def _rounded(value: Any) -> Any:
     return DECIMAL % value if isinstance(value, float) and not value.is_integer() else value
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder that may be there already."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AcwbError(
+            f"Cannot write to {folder}: {error.strerror}. Choose a folder that you may write to."
+        ) from error
+
+
 def write_frames(frames: Mapping[Path, "pandas.DataFrame"]) -> None:
     """Write each frame to its path as CSV, all or none."""
     write_texts({path: frame.to_csv(index=False, float_format=DECIMAL) for path, frame in frames.items()})

@@ -198,16 +198,18 @@ def hold(
         steps[label], row = _alone(label, subject, contender)
         rows.append(row)
     static = subject.static_bytes
+    if not rounds:
+        return Contest(name, batch_size, dict(options), static, tuple(rows), {}, ())
     step = traced(subject.twin())
-    trade_off = frontier(profile(step, repeats)) if rounds else None
-    plans, rivals = _ours(trade_off, rows) if trade_off else ({}, {})
+    trade_off = frontier(profile(step, repeats))
+    plans, rivals = _ours(trade_off, rows)
     for label, plan in tqdm(plans.items(), desc=f"{name}: plans"):
         steps[label], row = _alone(label, subject, partial(_planned, step, plan))
         rows.append(replace(row, predicted_overhead=plan.overhead))
-    seconds = interleave(steps, rounds, warm_up=False) if rounds else {}
-    timed = (replace(row, seconds=tuple(seconds.get(row.name, ()))) for row in rows)
-    curve = [(point.peak_bytes, trade_off.overhead(point)) for point in trade_off.points] if trade_off else []
-    return Contest(name, batch_size, dict(options), static, tuple(timed), rivals, tuple(curve))
+    seconds = interleave(steps, rounds, warm_up=False)
+    timed = (replace(row, seconds=tuple(seconds[row.name])) for row in rows)
+    curve = tuple((point.peak_bytes, trade_off.overhead(point)) for point in trade_off.points)
+    return Contest(name, batch_size, dict(options), static, tuple(timed), rivals, curve)
 
 
 def _alone(label: str, subject: Subject, contender: Contender) -> tuple[Step, Row]:

@@ -30,7 +30,7 @@ def save_figure(
     if not name or Path(name).name != name:
         raise AcwbError(f"A figure cannot be called {name!r}: give a file name without an ending.")
     target = Path(folder)
-    _make(target)
+    archive.make_folder(target)
     texts: dict[str | os.PathLike[str], str] = {
         target / f"{name}.html": figure.to_html(include_plotlyjs="directory"),
         target / f"{name}.csv": archive.rows_as_csv(data),
@@ -42,18 +42,9 @@ def save_figure(
 def save_table(name: str, rows: Iterable[Mapping[Any, Any]], folder: str | os.PathLike[str] = "results") -> Path:
     """Write rows to `folder`/`name`.csv."""
     path = Path(folder) / f"{name}.csv"
-    _make(path.parent)
+    archive.make_folder(path.parent)
     archive.write_texts({path: archive.rows_as_csv(rows)})
     return path
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AcwbError(
-            f"Cannot write to {folder}: {error.strerror}. Choose a folder that you may write to."
-        ) from error
 
 
 def _script(folder: Path) -> dict[str | os.PathLike[str], str]:

@@ -207,6 +207,8 @@ def sweep(
     sizes = list(batch_sizes)
     settings = {**_checked(sizes, budget, reduction, memory, rounds, repeats), "or_floor": or_floor}
     name = subject(sizes[0]).name
+    if path is not None:
+        archive.make_folder(Path(path).parent)  # before hours of measuring, not after them
     done = {point.batch_size: point for point in _known(path, name, settings)}
     for size in tqdm(sizes, desc=f"sweep of {name}"):
         if size not in done or done[size].fingerprint != traced(subject(size)).graph.fingerprint:

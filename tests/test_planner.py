@@ -14,6 +14,7 @@ from hypothesis import strategies as some
 import acwb
 from acwb.graph import StepGraph
 from acwb.planners.budgets import budget_bytes
+from acwb.planners.frontier import explore
 from acwb.planners.habits import block_of, keep_all, per_block, recompute_all, sqrt_n
 from acwb.planners.mu_two import mu_two
 from acwb.plans import DECISION_FILE, PLAN_FILE, Decision, Plan
@@ -228,6 +229,21 @@ def test_a_plan_of_a_real_step_with_shortcuts_goes_to_a_file_and_back(tmp_path: 
     (tmp_path / "odd.json").write_text(json.dumps({**content, "entries": [["jump", "a", 0]]}))
     with pytest.raises(acwb.AcwbError, match="not a Plan that this acwb can read"):
         Plan.load(tmp_path / "odd.json", profile)
+
+
+def test_far_down_a_linear_program_shows_the_way() -> None:
+    (path,) = (Path(__file__).parent.parent / "results" / "full" / "resnet152").glob("profile_*.json")
+    profile = acwb.Profile.load(path)
+    alone, guided = explore(profile, starts=0), explore(profile)
+    for point in alone.points:
+        better = guided.point_within(point.peak_bytes)
+        assert better is not None
+        assert better.seconds <= point.seconds
+    budget = profile.budget(0.6)
+    least = acwb.lower_bound(profile, budget)
+    plan = guided.at(budget)
+    assert plan.fits
+    assert least <= plan.extra_seconds < 1.15 * least < 1.3 * least < alone.at(budget).extra_seconds
 
 
 def test_two_tables_of_a_plan(tmp_path: Path) -> None:

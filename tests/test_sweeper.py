@@ -63,6 +63,16 @@ def test_a_sweep_measures_both_sides_and_goes_on_where_it_stopped(
     assert measured == [32, 64, 32]
 
 
+def test_a_folder_is_made_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(acwb.AcwbError, match="Choose a folder that you may write to"):
+        acwb.sweep(make, [32], reduction=0.3, path=tmp_path / "file" / "sweep.json")
+    point = sweeper.Point(32, "", 0, None, sweeper.Side("not run", None, None), sweeper.Side("not run", None, None))
+    monkeypatch.setattr(sweeper, "_point", lambda *_: point)
+    acwb.sweep(make, [32], reduction=0.3, path=tmp_path / "new" / "sweep.json")
+    assert acwb.Sweep.load(tmp_path / "new" / "sweep.json").points == (point,)
+
+
 def test_what_does_not_fit_is_recorded() -> None:
     found = acwb.sweep(make, [128], reduction=0.4, memory="100MiB", rounds=1)
     (point,) = found.points
