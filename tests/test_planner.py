@@ -17,7 +17,7 @@ from acwb.planners.budgets import budget_bytes
 from acwb.planners.frontier import explore
 from acwb.planners.habits import block_of, keep_all, per_block, recompute_all, sqrt_n
 from acwb.planners.mu_two import mu_two
-from acwb.plans import DECISION_FILE, PLAN_FILE, Decision, Plan
+from acwb.plans import DECISION_FILE, PLAN_FILE, Decision, Plan, _compared
 from acwb.schedule import Run
 from acwb.scheduler import just_in_time
 from acwb.simulator import simulate
@@ -229,6 +229,12 @@ def test_a_plan_of_a_real_step_with_shortcuts_goes_to_a_file_and_back(tmp_path: 
     (tmp_path / "odd.json").write_text(json.dumps({**content, "entries": [["jump", "a", 0]]}))
     with pytest.raises(acwb.AcwbError, match="not a Plan that this acwb can read"):
         Plan.load(tmp_path / "odd.json", profile)
+
+
+def test_two_peaks_that_read_the_same_are_told_apart() -> None:
+    assert _compared(2**31, 2**30) == "be 2.000 GiB instead of 1.000 GiB"
+    assert _compared(2**30 - 1024, 2**30) == "be 1,024 bytes lower"
+    assert _compared(2**30, 2**30) == "stay at 1.000 GiB"
 
 
 def test_far_down_a_linear_program_shows_the_way() -> None:
