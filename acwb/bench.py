@@ -18,9 +18,9 @@ import torch
 import acwb
 from acwb import contenders, plots, tradeoff
 from acwb.contenders import Contender
-from acwb.contest import ALTERNATIVES, COMPILED, Contest, hold
+from acwb.contest import ALTERNATIVES, COMPILED, Contest
 from acwb.device import clock_of, peak_resident_bytes
-from acwb.keeper import contest_path
+from acwb.keeper import contest_of
 from acwb.launcher import launch
 from acwb.limiter import train_within
 from acwb.meters import (
@@ -231,11 +231,9 @@ def _hold(
     kind: str, name: str, batch_size: int, options: dict[str, Any], all_of_them: Mapping[str, Contender], rounds: int
 ) -> Contest:
     """Hold a contest anew; notebook 7 reads it where it finds it."""
-    found = launch(hold, name, batch_size, options, all_of_them, rounds, shows_progress=True)
+    found, _ = contest_of(name, batch_size, options, all_of_them, rounds, RESULTS, kind, anew=True)
     sys.stdout.write(f"{found}\n")
     sys.stdout.flush()
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    found.save(contest_path(name, batch_size, options, rounds, RESULTS, kind))
     label = "_".join(["07", name, *(["inductor"] if kind == "inductor" else []), *([] if rounds else ["dropout"])])
     if rounds:
         save_figure(plots.contest(found), label, found.records, RESULTS)

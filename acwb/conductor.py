@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 
+from acwb import archive
 from acwb.errors import AcwbError
 from acwb.launcher import CancelledError, cancellable
 from acwb.models import Subject
@@ -88,7 +89,7 @@ class Board:
     def _run(self, name: str, wanted: tuple[int, ...], reduction: float, stop: threading.Event) -> None:
         path = self._folder / f"sweep_{name}_{round(reduction * 100)}.json"
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            archive.make_folder(self._folder)
             with cancellable(stop):
                 self.sweep = sweep(
                     self._subjects[name],

@@ -20,6 +20,7 @@ from acwb.contenders import (
     INDUCTOR,
     Contender,
     Step,
+    behind,
     captured,
     eager,
     memory_budget,
@@ -189,9 +190,13 @@ def hold(
     alternatives: Mapping[str, Contender],
     rounds: int,
     repeats: int = 3,
+    step: TracedStep | None = None,
 ) -> Contest:
-    """Let contenders and our plans compete on a subject; without rounds, only see what goes wrong."""
-    subject: Subject = getattr(models, name)(batch_size=batch_size, **options)
+    """Let contenders and our plans compete on a subject; without rounds, only see what goes wrong.
+
+    Where the subject's step is captured already, `step` saves doing that again.
+    """
+    subject: Subject = behind(step)[0] if step else getattr(models, name)(batch_size=batch_size, **options)
     steps: dict[str, Step] = {}
     rows: list[Row] = []
     for label, contender in tqdm({EAGER: eager, **alternatives}.items(), desc=f"{name}: each alone"):
@@ -200,7 +205,7 @@ def hold(
     static = subject.static_bytes
     if not rounds:
         return Contest(name, batch_size, dict(options), static, tuple(rows), {}, ())
-    step = traced(subject.twin())
+    step = step or traced(subject.twin())
     trade_off = frontier(profile(step, repeats))
     plans, rivals = _ours(trade_off, rows)
     for label, plan in tqdm(plans.items(), desc=f"{name}: plans"):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from acwb import archive
 from acwb.costs import Profile
 from acwb.errors import AcwbError
 from acwb.graph import Activation
@@ -165,6 +166,6 @@ def _row(now: Exploration, each: Activation, pin: str) -> dict[str, str | float]
 def exported(now: Exploration, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
     """Write the current plan, its decisions and its list of ops into `folder`."""
     target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
+    archive.make_folder(target)
     now.plan.save(target / FILES[0])
     return target / FILES[0], *now.plan.to_csv(target)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
-from acwb import models
+from acwb import archive, models
 from acwb.contenders import Contender, traced
 from acwb.contest import Contest, hold
 from acwb.costs import Profile
@@ -38,12 +38,14 @@ class Saved(Protocol):
 Result = TypeVar("Result", bound=Saved)
 
 
-def kept(path: Path, load: Callable[[Path], Result], make: Callable[[], Result]) -> tuple[Result, str]:
-    """What the file holds, or what `make` gives, which is then written there; and which of the two it was."""
-    if path.exists():
+def kept(
+    path: Path, load: Callable[[Path], Result], make: Callable[[], Result], anew: bool = False
+) -> tuple[Result, str]:
+    """What the file holds, or (`anew`: always) what `make` gives, which is then written there; and which of the two."""
+    if path.exists() and not anew:
         return load(path), f"read from {path.name}, which was measured of this very step"
     made = make()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    archive.make_folder(path.parent)
     made.save(path)
     return made, f"measured now, and written to {path.name}"
 
@@ -61,14 +63,6 @@ def measurement_of(step: PlannedStep, folder: Folder, rounds: int) -> tuple[Meas
     return kept(path, Measurement.load, partial(measure, step, rounds=rounds))
 
 
-def contest_path(
-    name: str, batch_size: int, options: Mapping[str, Any], rounds: int, folder: Folder, kind: str = "contest"
-) -> Path:
-    """Where a contest on the very same step is kept."""
-    subject: Subject = getattr(models, name)(batch_size=batch_size, **options)
-    return Path(folder) / f"{kind}_{name}_{traced(subject).graph.fingerprint}_{rounds}.json"
-
-
 def contest_of(
     name: str,
     batch_size: int,
@@ -78,10 +72,35 @@ def contest_of(
     folder: Folder,
     kind: str = "contest",
     repeats: int = 3,
+    anew: bool = False,
 ) -> tuple[Contest, str]:
-    """A contest, held in a process of its own; `kind` tells contests of different contenders apart.
+    """A contest, held in a process of its own.
 
-    `repeats` is how often the profiler times each op for the plans that take part.
+    Args:
+        name: of the subject in `acwb.models`.
+        batch_size: of the subject.
+        options: of the subject.
+        contenders: who takes part.
+        rounds: how often they take turns; without any, only what goes wrong is looked at.
+        folder: where contests are kept.
+        kind: tells contests of different contenders apart.
+        repeats: how often the profiler times each op for the plans that take part.
+        anew: hold it also where it is kept, and show how far it is.
     """
-    path = contest_path(name, batch_size, options, rounds, folder, kind)
-    return kept(path, Contest.load, partial(launch, hold, name, batch_size, options, contenders, rounds, repeats))
+    competing = partial(hold, name, batch_size, options, contenders, rounds, repeats)
+    subject = partial(getattr(models, name), batch_size=batch_size, **options)
+    return launch(_contest, subject, competing, Path(folder), f"{kind}_{name}", rounds, anew, shows_progress=anew)
+
+
+def _contest(
+    make: Callable[[], Subject],
+    competing: Callable[[TracedStep], Contest],
+    folder: Path,
+    label: str,
+    rounds: int,
+    anew: bool,
+) -> tuple[Contest, str]:
+    """The step is captured once: its fingerprint names the file, and our plans are made for it."""
+    step = traced(make())
+    path = folder / f"{label}_{step.graph.fingerprint}_{rounds}.json"
+    return kept(path, Contest.load, partial(competing, step), anew)

@@ -11,8 +11,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
@@ -25,8 +26,9 @@ from acwb.errors import AcwbError
 Result = TypeVar("Result")
 
 # The C library then maps every block of 64 KiB or more by itself and gives it back when it is freed, so that the
-# process's memory follows its tensors. It makes allocation slower: times are never measured so.
-PLAIN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+# process's memory follows its tensors. It makes allocation slower: times are never measured so. Two such processes may
+# run at the same time: their threads sleep while they wait, instead of keeping the cores from each other.
+PLAIN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_WAIT_POLICY": "passive"}
 PATIENCE = 0.1  # seconds between two looks at whether a process is to be ended
 
 
@@ -38,17 +40,36 @@ class CancelledError(AcwbError):
     """A fresh process was ended because somebody asked for it."""
 
 
-_stop: ContextVar[Event | None] = ContextVar("stop", default=None)
+_stops: ContextVar[tuple[Event, ...]] = ContextVar("stops", default=())
 
 
 @contextmanager
 def cancellable(stop: Event) -> Iterator[None]:
     """While entered, fresh processes of this thread are ended as soon as `stop` is set, with a `CancelledError`."""
-    token = _stop.set(stop)
+    token = _stops.set((*_stops.get(), stop))
     try:
         yield
     finally:
-        _stop.reset(token)
+        _stops.reset(token)
+
+
+def together(calls: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
+    """Make calls at the same time, each in a thread of its own; once one fails, the others' processes are ended."""
+    given_up = Event()
+
+    def make(call: Callable[[], Result]) -> Result:
+        with cancellable(given_up):
+            return call()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        running = {name: pool.submit(copy_context().run, make, call) for name, call in calls.items()}
+        try:
+            for first in wait(running.values(), return_when=FIRST_EXCEPTION).done:
+                first.result()
+        except BaseException:
+            given_up.set()
+            raise
+        return {name: future.result() for name, future in running.items()}
 
 
 def launch(
@@ -88,13 +109,13 @@ def launch(
 
 def _outcome(child: "subprocess.Popen[bytes]") -> bytes:
     """Wait for a process, and return what it wrote to its standard error; it does not outlive whoever waits for it."""
-    stop = _stop.get()
+    stops = _stops.get()
     try:
         while True:
             try:
-                return child.communicate(timeout=PATIENCE if stop is not None else None)[1] or b""
+                return child.communicate(timeout=PATIENCE if stops else None)[1] or b""
             except subprocess.TimeoutExpired:
-                if stop is not None and stop.is_set():
+                if any(stop.is_set() for stop in stops):
                     raise CancelledError("The measurement was cancelled.") from None
     finally:
         if child.poll() is None:

@@ -19,7 +19,7 @@ from acwb.costs import Profile
 from acwb.errors import AcwbError
 from acwb.launcher import launch
 from acwb.limiter import train_within
-from acwb.meters import Peaks, Ratio, interleave, peaks_of, ratio
+from acwb.meters import Peaks, Ratio, interleave, peaks_of_each, ratio
 from acwb.models import Subject
 from acwb.planners.budgets import budget_bytes
 from acwb.planners.habits import keep_all
@@ -144,20 +144,20 @@ def measure(
         raise AcwbError("The profile is of another step: leave it out, a planned step knows its own.")
     subject, contender = behind(step)
     make = partial(copy.deepcopy, subject)
-    with tqdm(total=3, desc="measuring", leave=False) as progress:
+    contenders = {"step": contender, "eager": eager}
+    most = plan.profile.peak_bytes if plan else sum(storage.bytes for storage in step.graph.storages)
+    with tqdm(total=2, desc="measuring", leave=False) as progress:
         if memory is not None:
             train_within(make, contender, budget_bytes(memory, plan.profile.peak_bytes if plan else 0))
-        peaks = peaks_of(make, contender)
+        peaks = peaks_of_each(make, contenders, dict.fromkeys(contenders, most), step.device)
         progress.update()
-        plain = peaks_of(make, eager)
-        progress.update()
-        seconds = seconds_of(make, {"step": contender, "eager": eager}, rounds)
+        seconds = seconds_of(make, contenders, rounds)
     return Measurement(
         f"{subject.name}, {', '.join(step.graph.environment.batch)}",
         plan.budget_bytes if plan is not None else None,
         Prediction.of(plan) if plan is not None else None,
-        peaks,
-        plain,
+        peaks["step"],
+        peaks["eager"],
         tuple(seconds["step"]),
         tuple(seconds["eager"]),
     )

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy
@@ -18,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm.auto import tqdm
 
 from acwb.contenders import Contender
-from acwb.device import meter_of, peak_resident_bytes, reset_peak_resident, resident_bytes, trim_memory
-from acwb.launcher import PLAIN_MEMORY, launch
+from acwb.device import available_bytes, meter_of, peak_resident_bytes, reset_peak_resident, resident_bytes, trim_memory
+from acwb.launcher import PLAIN_MEMORY, launch, together
 from acwb.models import Subject
 from acwb.step import TracedStep
 
@@ -158,6 +159,16 @@ class Peaks:
 def peaks_of(make: Callable[[], Subject], contender: Contender, is_compiled: bool = False) -> Peaks:
     """The peaks of a contender, from a fresh process."""
     return launch(_peaks, make, contender, is_compiled, environment=PLAIN_MEMORY)
+
+
+def peaks_of_each(
+    make: Callable[[], Subject], contenders: Mapping[str, Contender], needed: Mapping[str, int], device: torch.device
+) -> dict[str, Peaks]:
+    """The peaks of contenders, each from a fresh process; all at once where twice the bytes that they need are free."""
+    calls = {name: partial(peaks_of, make, contender) for name, contender in contenders.items()}
+    if 2 * sum(needed[name] for name in calls) < available_bytes(device):
+        return together(calls)
+    return {name: call() for name, call in calls.items()}
 
 
 def _peaks(make: Callable[[], Subject], contender: Contender, is_compiled: bool) -> Peaks:

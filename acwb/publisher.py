@@ -63,7 +63,7 @@ def _is_of_the_moment(output: nbformat.NotebookNode) -> bool:
 
 def publish(scale: str, folder: Path, chosen: Iterable[Path]) -> None:
     """Run notebooks and say how long each took; at full scale, keep their outputs."""
-    folder.mkdir(parents=True, exist_ok=True)
+    archive.make_folder(folder)
     for path in chosen:
         start = time.perf_counter()
         sys.stdout.write(f"{path.name} … ")

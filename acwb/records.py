@@ -4,8 +4,10 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from acwb.graph import StepGraph
+from acwb.costs import Profile
+from acwb.graph import Phase, StepGraph
 from acwb.planners.frontier import Frontier
+from acwb.planners.habits import keep_all
 from acwb.plans import Decision, Plan
 from acwb.sweeper import Point, Sweep
 from acwb.units import GIBIBYTE
@@ -73,6 +75,26 @@ def summary(name: str, plan: Plan) -> dict[str, Any]:
         "time": f"{plan.overhead:+.1%}",
         "kept": sum(decision is Decision.RETAINED for decision in plan.decisions.values()),
         "made again": sum(decision is Decision.RECOMPUTE for decision in plan.decisions.values()),
+    }
+
+
+def profile_statistics(name: str, profile: Profile) -> dict[str, Any]:
+    """A model's column in a report's table of profiles: ops, time, peak and what it is made of, activations."""
+    ops, phases, activations = profile.graph.ops, profile.nodes.groupby("gtype")["run_time_ms"], profile.activations
+    timeline = keep_all(profile).timeline
+    at_peak = {str(role): sizes[timeline.peak_step] for role, sizes in timeline.by_role.items()}
+    at_peak["workspace"] = timeline.peak_bytes - timeline.tensor_bytes[timeline.peak_step]
+    return {
+        "model": name,
+        **{f"{phase} ops": sum(op.phase is phase for op in ops) for phase in Phase},
+        **{f"{phase}, ms": round(phases.get_group(phase).sum(), 1) for phase in Phase if phase in phases.groups},
+        "peak, GiB": round(timeline.peak_bytes / GIBIBYTE, 3),
+        **{f"of which {role}, GiB": round(size / GIBIBYTE, 3) for role, size in at_peak.items()},
+        "peak at": ops[profile.peak_rank].name,
+        "activations": len(activations),
+        "activations, GiB": round(activations["median_mem_size_bytes"].sum() / GIBIBYTE, 3),
+        "unused for, ms (median)": round(activations["inactive_time_ms"].median(), 1),
+        "made again in, ms (median)": round(activations["recomp_time_ms"].median(), 3),
     }
 
 

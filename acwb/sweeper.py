@@ -22,7 +22,7 @@ from acwb.errors import AcwbError, DoesNotFitError, InfeasibleBudgetError
 from acwb.launcher import launch
 from acwb.limiter import train_within
 from acwb.measurer import ROUNDS, seconds_of
-from acwb.meters import Peaks, Ratio, peaks_of, ratio
+from acwb.meters import Peaks, Ratio, peaks_of_each, ratio
 from acwb.models import Subject
 from acwb.planners.budgets import budget_bytes
 from acwb.planners.frontier import frontier
@@ -271,9 +271,11 @@ def _point(make_subject: MakeSubject, batch_size: int, settings: dict[str, Any])
         contenders["planned"] = partial(planned, plan=plan)
         sides["planned"] = _tried(make, contenders["planned"], plan, settings)
     running = {name: contenders[name] for name, side in sides.items() if not side.problem}
-    seconds = seconds_of(make, running, settings["rounds"]) if running else {}
-    for name, contender in running.items():
-        sides[name] = replace(sides[name], peaks=peaks_of(make, contender), seconds=tuple(seconds[name]))
+    if running:
+        needed = {name: sides[name].predicted_bytes or 0 for name in running}
+        seconds = seconds_of(make, running, settings["rounds"])
+        peaks = peaks_of_each(make, running, needed, torch.device("cpu"))
+        sides |= {name: replace(sides[name], peaks=peaks[name], seconds=tuple(seconds[name])) for name in running}
     return Point(
         batch_size,
         unplanned.profile.graph.fingerprint,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from acwb import contenders, plots, results
-from acwb.contest import EAGER, Contest, hold
+from acwb.contest import EAGER, Contest, Row, hold
 
 FEW: Mapping[str, contenders.Contender] = {
     "captured, no plan": contenders.captured,
@@ -57,3 +57,16 @@ def test_its_figure_says_what_was_found_and_is_written_whole(found: Contest, tmp
     assert [row["contender"] for row in rows] == [row.name for row in found.rows]
     assert int(rows[0]["peak_bytes"]) == found.row(EAGER).peak_bytes
     assert {path.name for path in tmp_path.iterdir()} == {*(path.name for path in paths), results.SCRIPT}
+
+
+def test_ours_stands_beside_each_as_a_part_of_its_cost() -> None:
+    def row(name: str, peak: int, time: float, predicted: float | None = None) -> Row:
+        return Row(name, peak, 0.0, 0.0, 0, 0, (time,) * 6, predicted)
+
+    rows = (row(EAGER, 200, 1.0), row("theirs", 150, 1.4), row("free", 150, 1.0), row("ours", 150, 1.1, 0.09))
+    found = Contest("tiny", 2, {}, 100, rows, {"theirs": "ours", "free": "ours"}, ())
+    table = {line.split()[0]: line for line in repr(found).splitlines()[2:]}
+    assert "50.0%  ×1.400 [1.400, 1.400]   ×1.100 [1.100, 1.100]   25% " in table["theirs"]
+    assert "×1.100 [1.100, 1.100]   noise " in table["free"]
+    assert "×1.100 [1.100, 1.100]   predicted ×1.090" in table["ours"]
+    assert table["eager"].endswith("nothing, to the bit")

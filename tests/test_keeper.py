@@ -1,6 +1,7 @@
 """Expensive results: read where they belong to the very same step, made and written otherwise."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,14 +34,17 @@ def test_a_file_that_was_cut_off_is_told_and_not_used(tmp_path: Path) -> None:
 
 
 def test_a_contest_belongs_to_its_step_its_rounds_and_its_kind(tmp_path: Path) -> None:
-    def path(batch_size: int, rounds: int = 3, kind: str = "contest") -> Path:
-        return keeper.contest_path("tiny_bert", batch_size, {"dropout": 0.0}, rounds, tmp_path, kind)
-
-    assert path(4) == path(4)
-    assert len({path(4), path(5), path(4, rounds=4), path(4, kind="inductor")}) == 4
     few = {"captured, no plan": contenders.captured}
-    held, told = keeper.contest_of("tiny_bert", 4, {"dropout": 0.0}, few, 0, tmp_path)
-    assert "measured now" in told
-    again, told = keeper.contest_of("tiny_bert", 4, {"dropout": 0.0}, few, 0, tmp_path)
-    assert "read from" in told
-    assert again == held
+
+    def told(batch_size: int = 4, rounds: int = 0, **options: Any) -> str:
+        found, sentence = keeper.contest_of(
+            "tiny_bert", batch_size, {"dropout": 0.0}, few, rounds, tmp_path / "new", repeats=1, **options
+        )
+        assert [row.name for row in found.rows][:2] == ["eager", *few]
+        return sentence
+
+    assert "measured now" in told()
+    assert "read from" in told()
+    for other in ({"batch_size": 5}, {"rounds": 1}, {"kind": "inductor"}, {"anew": True}):
+        assert "measured now" in told(**other)
+    assert len(list((tmp_path / "new").iterdir())) == 4

@@ -2,11 +2,13 @@
 
 import os
 import threading
+import time
+from functools import partial
 
 import pytest
 
 import acwb
-from acwb.launcher import launch
+from acwb.launcher import CancelledError, cancellable, launch, together
 
 
 def test_a_result_comes_back_from_another_process() -> None:
@@ -57,3 +59,23 @@ def test_what_an_error_carries_comes_back_with_it() -> None:
 
 def _refuse() -> None:
     raise acwb.InfeasibleBudgetError("too small", 7, "relu", ("a", "b"))
+
+
+def test_calls_run_at_the_same_time() -> None:
+    meeting = threading.Barrier(2, timeout=30)
+    assert together({"one": meeting.wait, "two": meeting.wait}).keys() == {"one", "two"}
+    assert together({"one": lambda: 1, "two": lambda: 2}) == {"one": 1, "two": 2}
+
+
+def test_once_one_fails_the_others_end() -> None:
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="no such thing"):
+        together({"slow": partial(launch, time.sleep, 600), "wrong": partial(launch, _fail)})
+    assert time.monotonic() - start < 300
+
+
+def test_who_cancels_reaches_all_of_them() -> None:
+    stop = threading.Event()
+    stop.set()
+    with cancellable(stop), pytest.raises(CancelledError):
+        together({name: partial(launch, time.sleep, 600) for name in ("one", "two")})

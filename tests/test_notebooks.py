@@ -19,7 +19,7 @@ TABLES = {
     NAMES[1]: tuple(f"resnet152/{table}" for table in PROFILE),
     NAMES[2]: tuple(f"bert/{table}" for table in PROFILE),
     NAMES[3]: ("resnet152/ac_decisions.csv", "resnet152/checkpoint_plan.csv"),
-    NAMES[7]: ("08_summary.csv", "08_batches.csv"),
+    NAMES[7]: ("08_summary.csv", "08_profiles.csv", "08_batches.csv"),
 }
 
 

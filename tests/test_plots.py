@@ -69,7 +69,7 @@ def test_before_and_after_share_their_axes_and_say_what_was_saved(plan: Plan) ->
     assert figure.layout.xaxis.range == figure.layout.xaxis2.range
     title = figure.layout.title.text.replace("<br>", " ")
     assert f"for {plan.overhead:+.1%} time, predicted" in title
-    assert "measured 0.250 GiB, +10.0% (95 % [+10.0%, +10.0%])" in title
+    assert "measured 0.250 GiB for +10.0% time (95% [+10.0%, +10.0%])" in title
     uneven = replace(measured(plan), seconds=(0.9, 1.1) * 3)
     assert "(within noise)" in plots.before_and_after(plan, uneven).layout.title.text
 
@@ -134,7 +134,7 @@ def test_a_sweep_says_what_is_saved_and_what_does_not_fit() -> None:
     figure = plots.sweep_memory(Sweep("tiny", {}, (without,)))
     assert list(figure.data[2].text) == ["no plan fits"]
     floor = replace(swept().points[0], budget_bytes=2 * GIB)
-    assert list(plots.sweep_memory(Sweep("tiny", {}, (floor,))).data[2].text) == ["−25% (floor)"]
+    assert list(plots.sweep_memory(Sweep("tiny", {}, (floor,))).data[2].text) == ["−25%<br>(floor)"]
     assert "tiny: no plan fits" in figure.layout.title.text
     latency = plots.sweep_latency(swept())
     assert list(latency.data[1].y) == [1100.0, 2000.0]

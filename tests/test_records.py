@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 import acwb
 from acwb import records
 from acwb.meters import Peaks
@@ -53,6 +55,17 @@ def test_a_summary_says_what_a_plan_saves_and_costs(profile: acwb.Profile) -> No
     lower = records.summary("tiny", recompute_all(profile))
     assert lower["made again"] > 0
     assert float(lower["time"].rstrip("%")) > 0
+
+
+def test_statistics_of_a_profile_add_up(profile: acwb.Profile) -> None:
+    row = records.profile_statistics("tiny", profile)
+    assert sum(row[f"{phase} ops"] for phase in acwb.Phase) == len(profile.graph.ops)
+    assert sum(row[f"{phase}, ms"] for phase in acwb.Phase) == pytest.approx(profile.step_seconds * 1e3, abs=0.2)
+    parts = [size for key, size in row.items() if key.startswith("of which")]
+    assert len(parts) == len(acwb.Role) + 1
+    assert sum(parts) == pytest.approx(row["peak, GiB"], abs=0.0005 * len(parts))
+    assert row["peak, GiB"] == round(profile.peak_bytes / GIB, 3)
+    assert row["activations"] == len(profile.graph.activations)
 
 
 def test_a_table_of_batches_says_what_was_measured_and_what_does_not_fit() -> None:

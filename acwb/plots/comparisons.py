@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from plotly import graph_objects
@@ -43,7 +44,7 @@ def trade_off(
     half = next((point for point in frontier.points if _part(frontier, point.peak_bytes) <= 50), None)
     told = f"half the peak above static costs {frontier.overhead(half):+.1%} time" if half else "half is not reached"
     down = 100 - _part(frontier, last.peak_bytes)
-    return themed(figure, f"{frontier.profile.graph.environment.model}: {told}, −{down:.0f} % is the most")
+    return themed(figure, f"{frontier.profile.graph.environment.model}: {told}, −{down:.0f}% is the most")
 
 
 def _own_line(frontier: Frontier) -> graph_objects.Scatter:
@@ -138,7 +139,7 @@ def _saved(point: Point) -> str:
         return "no plan fits"
     if point.saved is None:
         return ""
-    return f"{-point.saved:+.0%}".replace("-", "−") + (" (floor)" if point.at_floor else "")
+    return f"{-point.saved:+.0%}".replace("-", "−") + ("<br>(floor)" if point.at_floor else "")
 
 
 def _problem(side: Side) -> str:
@@ -225,7 +226,7 @@ def contest(found: Contest) -> graph_objects.Figure:
     others = [row for row in found.rows if row.predicted_overhead is None and row.name != EAGER]
     wrong = [row for row in others if row.wrong_gradients or row.wrong_buffers]
     right = [row for row in others if row not in wrong]
-    sides = _sides(found, others, ours)
+    sides = _sides(found, others, ours, line)
     for name, rows, colour, symbol in (
         ("ours, measured", ours, OURS, "circle"),
         ("others, equal to the bit", right, THEIRS, "square"),
@@ -260,8 +261,10 @@ def _points(found: Contest, rows: Sequence[Row], sides: Mapping[str, str]) -> di
 Box = tuple[float, float, float, float]  # left, right, bottom, top
 
 
-def _sides(found: Contest, named: Sequence[Row], others: Sequence[Row]) -> dict[str, str]:
-    """On which side of its mark each name stands, so that it covers as few marks and other names as can be.
+def _sides(
+    found: Contest, named: Sequence[Row], others: Sequence[Row], curve: Sequence[tuple[float, float]]
+) -> dict[str, str]:
+    """On which side of its mark each name stands, so that it covers as few marks, names and curves as can be.
 
     Measured in % of peak and of time: about one of the first is a letter, and a line is a twentieth of the height.
     """
@@ -273,6 +276,7 @@ def _sides(found: Contest, named: Sequence[Row], others: Sequence[Row]) -> dict[
         x, y = found.share(name) * 100, (time.median - 1) * 100
         taken.append((x - 0.8, x + 0.8, y - line / 3, y + line / 3))
         taken.append((x - 0.3, x + 0.3, (time.low - 1) * 100, (time.high - 1) * 100))
+    pieces = [(min(x, other), max(x, other), min(y, more), max(y, more)) for (x, y), (other, more) in pairwise(curve)]
     sides: dict[str, str] = {}
     for row in named:
         x, y = found.share(row.name) * 100, (times[row.name].median - 1) * 100
@@ -280,17 +284,19 @@ def _sides(found: Contest, named: Sequence[Row], others: Sequence[Row]) -> dict[
         for side, left in (("right", x + 1), ("left", x - 1 - len(row.name))):
             boxes[f"top {side}"] = (left, left + len(row.name), y + line / 4, y + line * 5 / 4)
             boxes[f"bottom {side}"] = (left, left + len(row.name), y - line * 5 / 4, y - line / 4)
-        sides[row.name] = min(boxes, key=lambda side: _cost(boxes[side], taken))
+        sides[row.name] = min(boxes, key=lambda side: _cost(boxes[side], taken, pieces))
         taken.append(boxes[sides[row.name]])
     return sides
 
 
-def _cost(box: Box, taken: Sequence[Box]) -> int:
-    """How many other boxes a box overlaps; leaving the figure counts as much as several."""
-    left, right, bottom, top = box
-    return 5 * (right > 105 or left < 1) + sum(
-        left < other[1] and other[0] < right and bottom < other[3] and other[2] < top for other in taken
-    )
+def _cost(box: Box, taken: Sequence[Box], pieces: Sequence[Box]) -> int:
+    """How many boxes a box overlaps, and one more for the curve; leaving the figure counts as much as several."""
+    is_outside = box[1] > 105 or box[0] < 1
+    return 5 * is_outside + sum(_overlap(box, other) for other in taken) + any(_overlap(box, each) for each in pieces)
+
+
+def _overlap(one: Box, two: Box) -> bool:
+    return one[0] <= two[1] and two[0] <= one[1] and one[2] <= two[3] and two[2] <= one[3]
 
 
 def _marks(colour: str, symbol: str) -> dict[str, Any]:

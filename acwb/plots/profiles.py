@@ -1,7 +1,7 @@
 """What a profile says: time and memory op by op, activations by size and by the time they lie unused, the peak."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from plotly import graph_objects
 from plotly.subplots import make_subplots
@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 from acwb.costs import Profile
 from acwb.graph import Phase
 from acwb.plans import Plan
-from acwb.plots.theme import KEPT, PHASES, QUIET, ROLES, WORKSPACE, WRONG, in_gib, mark, themed
+from acwb.plots.theme import INK, KEPT, PHASES, QUIET, ROLES, WORKSPACE, in_gib, mark, themed
 from acwb.units import gibibytes, milliseconds
 
 MODULES = 12  # of a breakdown; the others are summed up
@@ -74,11 +74,11 @@ def node_peak_memory(profile: Profile) -> graph_objects.Figure:
             figure.add_vline(
                 x=rows["rank"].iloc[0],
                 line={"color": QUIET, "width": 1, "dash": "dot"},
-                annotation={"text": phase, "font": {"size": 11, "color": QUIET}},
-                annotation_position="bottom right" if phase is Phase.OPTIMIZER else "bottom left",
+                annotation={"text": phase, "font": {"size": 11, "color": INK}, "y": 0.04},
+                annotation_position="bottom right",
             )
     op = profile.graph.ops[profile.peak_rank]
-    mark(figure, f"peak at {op.name}", profile.peak_rank, in_gib(profile.peak_bytes))
+    mark(figure, f"peak at {op.name}", profile.peak_rank, in_gib(profile.peak_bytes), xanchor="left")
     figure.update_xaxes(title_text="op, in the order in which they run")
     figure.update_yaxes(title_text="memory, GiB", rangemode="tozero")
     largest = in_gib(nodes["active_mem_bytes"].max())
@@ -114,7 +114,7 @@ def activation_size(profile: Profile) -> graph_objects.Figure:
     figure.update_layout(bargap=0)
     figure.update_xaxes(title_text="activation, in order of creation")
     figure.update_yaxes(title_text="size, MiB", secondary_y=False)
-    figure.update_yaxes(title_text="sum so far, GiB", rangemode="tozero", tickformat=".2f", secondary_y=True)
+    figure.update_yaxes(title_text="sum so far, GiB", rangemode="tozero", tickmode="auto", secondary_y=True)
     first = sizes[: len(rows) // 4].sum() / sizes.sum()
     held = f"{len(rows):,} activations hold {sizes.sum():.3f} GiB"
     finding = f"{_model(profile)}: {held}; the first quarter of them {first:.0%}"
@@ -167,14 +167,14 @@ def breakdown(plan: Plan) -> graph_objects.Figure:
     modules[WORKSPACE] += roles[WORKSPACE]
     figure = make_subplots(cols=2, horizontal_spacing=0.32, subplot_titles=("by role", "by module"))
     shown = _largest(roles)
-    figure.add_bar(**_bars(shown, lambda name: ROLES.get(name, (QUIET, ""))[0]), col=1, row=1)
-    figure.add_bar(**_bars(_largest(modules), lambda name: WRONG if name == WORKSPACE else QUIET), col=2, row=1)
+    figure.add_bar(**_bars(shown, ROLES), col=1, row=1)
+    figure.add_bar(**_bars(_largest(modules), {WORKSPACE: ROLES[WORKSPACE]}), col=2, row=1)
     figure.update_xaxes(title_text="GiB at the peak")
     figure.update_layout(showlegend=False)
     first = next(iter(shown))
     finding = (
         f"{_model(plan.profile)}: {gibibytes(timeline.peak_bytes)} at the peak, "
-        f"{roles[first] / timeline.peak_bytes:.0%} of it {first}"
+        f"{roles[first] / timeline.peak_bytes:.0%} of it {first}s"
     )
     figure = themed(figure, finding)
     figure.update_yaxes(showgrid=False, ticks="", autorange="reversed")
@@ -196,13 +196,13 @@ def _largest(sizes: dict[str, int] | Counter[str]) -> dict[str, int]:
     return {**found, f"{len(ordered) - len(found)} others": rest} if rest else found
 
 
-def _bars(sizes: dict[str, int], colour: Callable[[str], str]) -> dict[str, object]:
+def _bars(sizes: dict[str, int], looks: Mapping[str, tuple[str, str]]) -> dict[str, object]:
     total = sum(sizes.values())
     return {
         "orientation": "h",
         "y": list(sizes),
         "x": [in_gib(size) for size in sizes.values()],
-        "marker": {"color": [colour(name) for name in sizes]},
+        "marker": {"color": [looks.get(name, (QUIET, ""))[0] for name in sizes]},
         "text": [f"{size / total:.0%}" for size in sizes.values()],
         "textposition": "outside",
         "cliponaxis": False,

@@ -168,10 +168,9 @@ def _difference(plan: Plan, measurement: Measurement | None) -> str:
     )
     if measurement is not None:
         time = measurement.time
-        spread = "within noise" if time.is_noise else f"95 % [{time.low - 1:+.1%}, {time.high - 1:+.1%}]"
-        text += f"; measured {gibibytes(measurement.peaks.allocator)}, {time.median - 1:+.1%} ({spread})".replace(
-            "-", "−"
-        )
+        spread = "within noise" if time.is_noise else f"95% [{time.low - 1:+.1%}, {time.high - 1:+.1%}]"
+        measured = f"measured {gibibytes(measurement.peaks.allocator)} for {time.median - 1:+.1%} time ({spread})"
+        text += "; " + measured.replace("-", "−")
     return text
 
 
