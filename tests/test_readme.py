@@ -158,7 +158,37 @@ def compiled() -> Iterator[str]:
             )
 
 
-QUOTED = (batches, overheads, largest, capped, contests, gradient_errors, compiled)
+def captured() -> Iterator[str]:
+    """What a capture takes, and what the captured step does beside eager."""
+    *beside, huge = rows_of("captured")
+    for row in beside:
+        name, seconds = MODELS[row["subject"]], f"{float(row['capture_seconds']):.1f} s"
+        yield f"{name} is captured in {seconds}, and its captured step takes {interval(row)} of eager's time"
+    held, process = (gibibytes(int(huge[key])) for key in ("activation_bytes", "capturing_process_bytes"))
+    seconds = f"{float(huge['capture_seconds']):.1f} s"
+    yield f"at batch {int(huge['batch_size']):,}, whose activations are {held}, in {seconds} by a process of {process}"
+
+
+def predictions() -> Iterator[str]:
+    """Predicted ÷ measured over all steps."""
+    rows = rows_of("predictions")
+    yield f"over {len(rows)} steps"
+    for column in ("tensors", "allocator", "process"):
+        values = [float(row[column]) for row in rows]
+        yield f"{min(values):.4f} to {max(values):.4f} ({column})"
+
+
+def trade_offs() -> Iterator[str]:
+    """What the frontier costs beside what is proved, the worst of several profiles."""
+    for row in rows_of("tradeoff"):
+        costs = (f"{float(row[column]):+.1%}".replace("%", " %") for column in ("total", "least"))
+        yield line(f"−{float(row['part']):.0%}".replace("%", " %"), *costs)
+
+
+QUOTED = (
+    *(batches, overheads, largest, capped, contests, gradient_errors, compiled),
+    *(captured, predictions, trade_offs),
+)
 
 
 @pytest.mark.parametrize("quoted", QUOTED)
