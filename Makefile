@@ -12,7 +12,7 @@ TABLES := captured predictions tradeoff overheads largest capped
 	touch $@
 
 run: .venv/installed
-	$(BIN)/python -m acwb.publisher quick
+	$(BIN)/python -m acwb.experiments notebooks quick
 
 test: .venv/installed
 	$(BIN)/ruff check .
@@ -21,21 +21,21 @@ test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
 
 test-slow: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow --numprocesses 2 tests/test_architectures.py
-	$(BIN)/pytest -m slow --ignore tests/test_architectures.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow --numprocesses 2 tests/execution/test_architectures.py
+	$(BIN)/pytest -m slow --ignore tests/execution/test_architectures.py
 
 lab: .venv/installed
 	$(BIN)/jupyter lab --notebook-dir=notebooks
 
 # What results/full holds is not measured again, and a table is there whole or not at all: it may be interrupted.
 results: .venv/installed $(TABLES:%=results/full/%.csv)
-	PLOTLY_RENDERER=png $(BIN)/python -m acwb.publisher full
+	PLOTLY_RENDERER=png $(BIN)/python -m acwb.experiments notebooks full
 
 results/full/%.csv: | .venv/installed
-	$(BIN)/python -m acwb.bench $*
+	$(BIN)/python -m acwb.experiments table $*
 
 bench bench-inductor $(TABLES): .venv/installed
-	$(BIN)/python -m acwb.bench $@
+	$(BIN)/python -m acwb.experiments table $@
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

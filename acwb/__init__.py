@@ -1,34 +1,28 @@
 """acwb: the activation-checkpointing workbench for PyTorch."""
 
-from acwb import compatibility
+import importlib
+from types import ModuleType
 
-compatibility.define_missing_torchvision_ops()  # before anything imports torchvision or transformers
-
-from acwb import models  # noqa: E402
-from acwb.blocks import per_block_checkpoint  # noqa: E402
-from acwb.costs import Profile  # noqa: E402
-from acwb.errors import (  # noqa: E402
-    AcwbError,
-    CaptureError,
-    ChangedStepError,
-    DoesNotFitError,
-    InfeasibleBudgetError,
-)
-from acwb.graph import Activation, Op, Phase, Role, StepGraph, Storage  # noqa: E402
-from acwb.limiter import train_within  # noqa: E402
-from acwb.measurer import Measurement, measure  # noqa: E402
-from acwb.planner import plan  # noqa: E402
-from acwb.planners.bounds import lower_bound  # noqa: E402
-from acwb.planners.frontier import Frontier, frontier  # noqa: E402
-from acwb.plans import Decision, Plan  # noqa: E402
-from acwb.profiler import profile  # noqa: E402
-from acwb.rewriter import rewrite  # noqa: E402
-from acwb.runtime import Checkpointed, checkpoint  # noqa: E402
-from acwb.sizer import LargestBatch, largest_batch  # noqa: E402
-from acwb.step import TracedStep  # noqa: E402
-from acwb.sweeper import Sweep, sweep  # noqa: E402
-from acwb.tracer import trace  # noqa: E402
-from acwb.verifier import Verification, verify  # noqa: E402
+from acwb import _torchvision_shim as _torchvision_shim  # first: transformers and torchvision need what it defines
+from acwb import models
+from acwb.capture.step import TracedStep
+from acwb.capture.tracer import trace
+from acwb.core.graph import Activation, Op, Phase, Role, StepGraph, Storage
+from acwb.core.profile import Profile
+from acwb.errors import AcwbError, CaptureError, ChangedStepError, DoesNotFitError, InfeasibleBudgetError
+from acwb.evaluation.batch_search import LargestBatch, largest_batch
+from acwb.evaluation.batch_sweep import Sweep, sweep
+from acwb.evaluation.measurement import Measurement, measure
+from acwb.evaluation.memory_cap import train_within
+from acwb.evaluation.verifier import Verification, verify
+from acwb.execution.block_checkpoint import per_block_checkpoint
+from acwb.execution.dropin import Checkpointed, checkpoint
+from acwb.execution.rewriter import rewrite
+from acwb.planning.bounds import lower_bound
+from acwb.planning.frontier import Frontier, frontier
+from acwb.planning.plan import Decision, Plan
+from acwb.planning.planner import plan
+from acwb.profiling.profiler import profile
 
 __all__ = [
     "Activation",
@@ -60,10 +54,25 @@ __all__ = [
     "models",
     "per_block_checkpoint",
     "plan",
+    "plots",
     "profile",
+    "results",
     "rewrite",
     "sweep",
     "trace",
     "train_within",
     "verify",
+    "widgets",
 ]
+
+_LAZY = ("plots", "results", "widgets")  # they import plotly and ipywidgets, which training code does not need
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _LAZY:
+        return importlib.import_module(f"acwb.{name}")
+    raise AttributeError(f"module 'acwb' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

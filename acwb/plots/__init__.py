@@ -1,11 +1,11 @@
-"""Figures, returned and never written: plotly, one theme, colours with fixed meanings. `results` writes them.
+"""Figures, returned and never written: plotly, one theme, colours with fixed meanings. `results.figures` writes them.
 
 Titles state what is seen, with its number. Sizes are GiB, times ms.
 """
 
+from acwb.plots.block_graph import block
 from acwb.plots.comparisons import contest, current_point, sweep_latency, sweep_memory, trade_off
-from acwb.plots.drawings import block
-from acwb.plots.profiles import activation_size, breakdown, inactive_time, node_peak_memory, node_runtime
+from acwb.plots.op_charts import activation_size, breakdown, inactive_time, node_peak_memory, node_runtime
 from acwb.plots.timelines import before_and_after, lifetimes, timeline
 
 __all__ = [

@@ -7,12 +7,12 @@ from typing import Any
 
 from plotly import graph_objects
 
-from acwb.contest import EAGER, Contest, Row
-from acwb.meters import Ratio
-from acwb.planners.frontier import Frontier
-from acwb.plans import Plan
+from acwb.evaluation.batch_sweep import Point, Side, Sweep
+from acwb.evaluation.comparison import EAGER, Contest, Row
+from acwb.evaluation.meters import Ratio
+from acwb.planning.frontier import Frontier
+from acwb.planning.plan import Plan
 from acwb.plots.theme import INK, OURS, QUIET, THEIRS, WRONG, in_gib, mark, themed
-from acwb.sweeper import Point, Side, Sweep
 from acwb.units import gibibytes
 
 SYMBOLS = ("square", "diamond", "triangle-up", "x", "cross", "star")

@@ -5,7 +5,7 @@ from typing import Any
 from plotly import graph_objects
 from plotly.offline import get_plotlyjs
 
-from acwb.graph import Phase, Role
+from acwb.core.graph import Phase, Role
 from acwb.units import GIBIBYTE
 
 INK, PAPER, GRID, QUIET = "#222222", "#ffffff", "#dddddd", "#777777"

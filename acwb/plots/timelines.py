@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 from plotly import graph_objects
 from plotly.subplots import make_subplots
 
-from acwb.graph import Phase, Role
-from acwb.measurer import Measurement
-from acwb.planners.habits import keep_all
-from acwb.plans import Decision, Plan, bytes_column
+from acwb.core.graph import Phase, Role
+from acwb.core.schedule import Run
+from acwb.evaluation.measurement import Measurement
+from acwb.planning.heuristics import keep_all
+from acwb.planning.plan import Decision, Plan, bytes_column
 from acwb.plots.theme import AGAIN, INK, KEPT, PAPER, QUIET, ROLES, WRONG, arrow, in_gib, themed
-from acwb.schedule import Run
 from acwb.units import gibibytes
 
 if TYPE_CHECKING:

@@ -1,0 +1,300 @@
+"""Assembles the FX graph of a whole step from what was recorded: joint forward and backward, writing back, optimizer.
+
+What autograd does outside of the recorded ops is made explicit: the one that starts the backward pass, and the copy of
+a gradient whose layout or memory is not its own. Every node says its phase, its module, and (`val`) what it gives.
+"""
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd.descriptors import (
+    BufferAOTInput,
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+
+from acwb import rng
+from acwb.capture.slots import Slot
+from acwb.capture.storage_analysis import storage_of
+from acwb.core.graph import Phase, Role
+from acwb.errors import CaptureError
+
+aten = torch.ops.aten
+
+SLOT = "slot_"
+
+
+@dataclass
+class Assembly:
+    """A step's graph in the making.
+
+    Attributes:
+        placeholders: the model's tensors, in the order of its slots, then the batch's.
+        is_open: the loss is computed outside; the outputs' derivatives come from there, and stay to the end.
+        outputs: what the forward pass gives, by position: the loss, or the outputs that it is computed from.
+        gradients: for each parameter slot the node of its gradient, or None.
+        updates: positions among the placeholders of what the step writes back, with the node of the new value.
+    """
+
+    slots: tuple[Slot, ...]
+    is_open: bool = False
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    placeholders: list[fx.Node] = field(default_factory=list)
+    outputs: dict[int, fx.Node] = field(default_factory=dict)
+    gradients: dict[int, fx.Node | None] = field(default_factory=dict)
+    updates: dict[int, fx.Node] = field(default_factory=dict)
+
+
+def slot_names(slots: Sequence[Slot]) -> list[str]:
+    """The names under which the model's tensors are presented to the export."""
+    return [f"{SLOT}{number}" for number in range(len(slots))]
+
+
+def placeholder(graph: fx.Graph, name: str, role: Role, value: object, module: str = "") -> fx.Node:
+    """Add a placeholder for what exists before the step; `name` is the one that a person knows it by."""
+    identifier = re.sub(r"\W+", "_", name.rstrip("]'\""))
+    node = graph.placeholder("self_" if identifier == "self" else identifier)
+    node.target = node.name
+    node.meta = {"val": value, "role": role, "storage": name, "module": module}
+    return node
+
+
+def assemble(
+    joint: fx.Graph, slots: tuple[Slot, ...], inputs: Mapping[str, torch.Tensor], is_open: bool = False
+) -> Assembly:
+    """Make forward, backward and writing back from the joint graph of AOTAutograd."""
+    assembly = Assembly(slots, is_open)
+    copies = _copy_placeholders(assembly, joint, inputs)
+    _copy_ops(assembly, joint, copies)
+    _read_results(assembly, joint, copies)
+    _own_gradients(assembly)
+    _write_back(assembly)
+    return assembly
+
+
+def finish(assembly: Assembly) -> fx.Graph:
+    """Close the graph: its output is what the forward pass gives, the gradients and the new values."""
+    outputs = [node for _, node in sorted(assembly.outputs.items())]
+    assembly.graph.output((outputs, list(assembly.gradients.values()), list(assembly.updates.values())))
+    assembly.graph.lint()
+    return assembly.graph
+
+
+def _position(assembly: Assembly, description: Any) -> int:
+    """Which placeholder of the step a descriptor of the export speaks of."""
+    if isinstance(description, (ParamAOTInput, BufferAOTInput)):
+        return int(description.target.removeprefix(SLOT))
+    if isinstance(description, PlainAOTInput):
+        return len(assembly.slots) + description.idx
+    if "Token" in type(description).__name__:
+        raise CaptureError(
+            f"The step has an op with side effects (torch gives it a {description.expr()}), which cannot be captured."
+        )
+    raise CaptureError(
+        f"The model writes into tensors that share memory with others ({description}), which cannot be captured: give "
+        "it copies."
+    )
+
+
+def _copy_placeholders(
+    assembly: Assembly, joint: fx.Graph, inputs: Mapping[str, torch.Tensor]
+) -> dict[fx.Node, fx.Node]:
+    known = [(slot.name, slot.role, slot.name.rpartition(".")[0], slot.tensor) for slot in assembly.slots]
+    known += [(name, Role.INPUT, "", tensor) for name, tensor in inputs.items()]
+    recorded = {
+        _position(assembly, node.meta["desc"]): node
+        for node in joint.nodes
+        if node.op == "placeholder" and not isinstance(node.meta["desc"], TangentAOTInput)
+    }
+    for position, (name, role, module, tensor) in enumerate(known):
+        node = placeholder(assembly.graph, name, role, recorded[position].meta["val"], module)
+        node.meta["bytes"] = tensor.untyped_storage().nbytes()  # which may be more than this tensor of it
+        assembly.placeholders.append(node)
+    return {node: assembly.placeholders[position] for position, node in recorded.items()}
+
+
+def _copy_ops(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+    graph, phase = assembly.graph, Phase.FORWARD
+    constants: dict[int, fx.Node] = {}
+    for node in [node for node in joint.nodes if node.op in ("call_function", "get_attr")]:
+        if phase is Phase.FORWARD and node.meta.get("partitioner_tag") == "is_backward":
+            phase = Phase.BACKWARD
+            _start_backward(assembly, joint, copies)
+        module = node.meta.get("custom", {}).get("module", "")
+        _refuse(node, module)
+        if node.target in (aten.detach.default, aten.alias.default):
+            copies[node] = copies[node.args[0]]
+            continue
+        if node.op == "get_attr" and (known := constants.get(id(getattr(joint.owning_module, node.target)))):
+            copies[node] = known  # one constant under two names
+            continue
+        if node.target is aten.mkldnn_rnn_layer_backward.default:
+            _tell_biases_apart(node)
+        copy = graph.node_copy(node, copies.__getitem__)
+        if node.target is aten.bernoulli.p:
+            copy.target = rng.bernoulli
+        copy.meta = {"val": node.meta.get("val"), "phase": phase, "module": module}
+        copies[node] = copy
+        if node.op == "get_attr":
+            constants[id(getattr(joint.owning_module, node.target))] = copy
+    if phase is Phase.FORWARD:
+        _start_backward(assembly, joint, copies)
+
+
+def _tell_biases_apart(node: fx.Node) -> None:
+    """Torch records the gradients of an LSTM layer's two biases as one tensor, but its kernel makes two."""
+    values = list(node.meta["val"])
+    values[4] = values[4].clone()
+    node.meta["val"] = tuple(values)
+    for part in node.users:
+        position: Any = part.args[1]
+        part.meta["val"] = values[position]
+
+
+def _refuse(node: fx.Node, module: str) -> None:
+    """Refuse what was recorded otherwise than eager runs it."""
+    where = f"Module {module}" if module else "The model"
+    if node.target in (aten.prod.default, aten.prod.dim_int) and node.meta["val"].is_floating_point():
+        raise CaptureError(
+            f"{where} multiplies with torch.prod, whose derivative is recorded otherwise than eager computes it: use "
+            "torch.cumprod and take the last element.",
+            module,
+        )
+    if node.target in (aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default):
+        raise CaptureError(
+            f"{where} computes in place on slices of a tensor ({node.target}, "
+            "in recurrent cells and nn.GRU), which cannot be captured to the bit: use nn.LSTM in float32.",
+            module,
+        )
+
+
+def _start_backward(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+    """Make the derivatives with which the backward pass starts, which are inputs of the joint graph.
+
+    The loss's own is one, and stands for those that come from outside. The new value of a parameter that the model
+    writes into has one too, which is zero.
+    """
+    for tangent in joint.find_nodes(op="placeholder"):
+        if tangent not in copies:
+            value = tangent.meta["val"]
+            of = tangent.meta["desc"].output
+            options = {"dtype": value.dtype, "device": value.device}
+            derivative = 1.0 if isinstance(of, PlainAOTOutput) else 0.0
+            node = assembly.graph.call_function(aten.full.default, (list(value.shape), derivative), options)
+            node.meta = {"val": value, "phase": Phase.BACKWARD, "module": ""}
+            if assembly.is_open and isinstance(of, PlainAOTOutput):
+                node.meta["derivative_of"] = of.idx
+            copies[tangent] = node
+
+
+def _read_results(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+    assembly.gradients = {position: None for position, slot in enumerate(assembly.slots) if slot.role is Role.PARAMETER}
+    (output,) = joint.find_nodes(op="output")
+    for node, description in zip(output.args[0], output.meta["desc"], strict=True):
+        if node is None:  # no gradient
+            continue
+        if isinstance(description, PlainAOTOutput):
+            assembly.outputs[description.idx] = copies[node]
+        elif isinstance(description, InputMutationAOTOutput):
+            assembly.updates[_position(assembly, description.mutated_input)] = copies[node]
+        elif not isinstance(description, GradAOTOutput):
+            raise CaptureError(
+                f"The model changes the shape or memory of its inputs in place ({description}): give it copies."
+            )
+        else:
+            assembly.gradients[_position(assembly, description.grad_of)] = copies[node]
+
+
+def _own_gradients(assembly: Assembly) -> None:
+    """Give each gradient its parameter's layout and memory of its own, as autograd does when it sets `.grad`."""
+    others = [*assembly.outputs.values(), *assembly.updates.values(), *assembly.graph.find_nodes(op="get_attr")]
+    taken = {storage_of(node.meta["val"]) for node in (*assembly.placeholders, *others)}
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for position, gradient in assembly.gradients.items():
+        if gradient is None:
+            continue
+        parameter, value = assembly.placeholders[position].meta["val"], gradient.meta["val"]
+        if value.layout is not torch.strided:
+            raise CaptureError(
+                f"The gradient of {assembly.slots[position].name} is {value.layout}, and only dense ones can be "
+                "captured: use sparse=False."
+            )
+        span = (value.storage_offset(), value.storage_offset() + value.numel())
+        beside = spans.setdefault(storage_of(value), [])
+        shared = any(span[0] < end and start < span[1] for start, end in beside)
+        if storage_of(value) in taken or shared or value.stride() != _gradient_strides(parameter, value):
+            assembly.gradients[position] = _copy_gradient(assembly.graph, gradient, parameter)
+        else:
+            beside.append(span)
+
+
+def _gradient_strides(parameter: torch.Tensor, gradient: torch.Tensor) -> tuple[int, ...]:
+    """The strides that autograd gives a parameter's gradient; those of a dimension of size 1 do not matter."""
+    wanted = (
+        parameter.stride()
+        if is_non_overlapping_and_dense_or_false(parameter)
+        else torch.empty(parameter.shape, device="meta").stride()
+    )
+    return tuple(
+        have if size == 1 else want for size, have, want in zip(parameter.shape, gradient.stride(), wanted, strict=True)
+    )
+
+
+def _copy_gradient(graph: fx.Graph, gradient: fx.Node, parameter: torch.Tensor) -> fx.Node:
+    value = gradient.meta["val"]
+    arguments = (list(parameter.shape), list(_gradient_strides(parameter, parameter)))
+    with graph.inserting_after(_last_beside(graph, gradient)), value.fake_mode:
+        copy = graph.call_function(rng.gradient_copy, (gradient, *arguments))
+        copied = rng.gradient_copy(value, *arguments)
+    copy.meta = {"val": copied, "phase": Phase.BACKWARD, "module": gradient.meta["module"]}
+    return copy
+
+
+def _last_beside(graph: fx.Graph, gradient: fx.Node) -> fx.Node:
+    """Where a gradient is complete: after all results of its op, or (where it is no op's result) at the end."""
+    if gradient.meta.get("phase") is not Phase.BACKWARD:
+        last: fx.Node = list(graph.nodes)[-1]
+        return last
+    return list(gradient.all_input_nodes[0].users)[-1] if gradient.target is operator.getitem else gradient
+
+
+def _write_back(assembly: Assembly) -> None:
+    """Add the op that writes the new values into buffers and mutated inputs.
+
+    It ends the backward phase, so that an interrupted step leaves nothing behind; or, where the loss is computed
+    outside, the forward phase, after which they are there in eager.
+    """
+    if not assembly.updates:
+        return
+    backward = (node for node in assembly.graph.nodes if node.meta.get("phase") is Phase.BACKWARD)
+    end = next(backward) if assembly.is_open else assembly.graph._root
+    phase = Phase.FORWARD if assembly.is_open else Phase.BACKWARD
+    with assembly.graph.inserting_before(end):
+        _add_write_back(assembly, phase)
+
+
+def _add_write_back(assembly: Assembly, phase: Phase) -> None:
+    existing = {storage_of(node.meta["val"]) for node in assembly.placeholders}
+    for position, value in assembly.updates.items():
+        if storage_of(value.meta["val"]) in existing:  # or an earlier copy could overwrite it
+            copy = assembly.graph.call_function(aten.clone.default, (value,))
+            copy.meta = {
+                "val": aten.clone.default(value.meta["val"]),
+                "phase": phase,
+                "module": value.meta["module"],
+            }
+            assembly.updates[position] = copy
+    targets = [assembly.placeholders[position] for position in assembly.updates]
+    arguments = (targets, list(assembly.updates.values()))
+    node = assembly.graph.create_node("call_function", aten._foreach_copy_.default, arguments, name="write_back")
+    node.meta = {"val": None, "phase": phase, "module": "", "writes_back": True}

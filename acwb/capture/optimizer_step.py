@@ -1,0 +1,183 @@
+"""Records an optimizer's ops: what its own `step()` runs, on stand-ins, appended to a step's graph.
+
+What is recorded is the steady state, the second step: the first one makes the optimizer's state. The constants of that
+step (bias corrections, learning rate) are in the recorded ops, which are there for sizes and times; a run calls the
+optimizer's own `step()`. Its hooks are not recorded.
+"""
+
+import operator
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from acwb.capture.joint_graph import placeholder
+from acwb.capture.storage_analysis import storage_of
+from acwb.core.graph import Phase, Role
+from acwb.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A parameter, by name, with the nodes of its placeholder and (where it has one) its gradient."""
+
+    name: str
+    tensor: torch.Tensor
+    node: fx.Node
+    gradient: fx.Node | None
+
+
+def record(graph: fx.Graph, optimizer: torch.optim.Optimizer, parameters: Sequence[Trained]) -> dict[str, torch.Tensor]:
+    """Append the ops of the optimizer's second step to `core.graph`, and return the constants that they refer to."""
+    stand_ins = {id(parameter.tensor): parameter.node.meta["val"].detach() for parameter in parameters}
+    nodes: dict[int, fx.Node] = {}
+    for parameter in parameters:
+        stand_in = stand_ins[id(parameter.tensor)]
+        nodes[id(stand_in)] = parameter.node
+        if parameter.gradient is not None:
+            stand_in.grad = parameter.gradient.meta["val"].detach()
+            nodes[id(stand_in.grad)] = parameter.gradient
+    copy = _on_stand_ins(optimizer, stand_ins)
+    step = type(copy).step
+    names = {id(stand_ins[id(parameter.tensor)]): parameter.name for parameter in parameters}
+    with _Explanation(type(optimizer).__name__):
+        step(copy)
+        _add_state(graph, copy, names, nodes)
+        recording = _Recording(graph, nodes)
+        with recording:
+            step(copy)
+    return recording.constants
+
+
+@dataclass(frozen=True)
+class _Explanation:
+    """Turns whatever stops the recording into one sentence."""
+
+    optimizer: str
+
+    def __enter__(self) -> None:
+        """Watch over the recording."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            reason = str(error).strip().split("\n")[0].rstrip(".") or "no message"
+            raise CaptureError(
+                f"{self.optimizer}.step() cannot be recorded ({type(error).__name__}: {reason}): capture the step "
+                "without an optimizer and call it yourself."
+            ) from error
+
+
+def _on_stand_ins(optimizer: torch.optim.Optimizer, stand_ins: dict[int, torch.Tensor]) -> torch.optim.Optimizer:
+    """A copy of the optimizer that holds stand-ins, has no state yet, and runs nobody's hooks."""
+    inner = [key for key, value in optimizer.__dict__.items() if isinstance(value, torch.optim.Optimizer)]
+    if inner:
+        raise CaptureError(
+            f"{type(optimizer).__name__} wraps another optimizer ({inner[0]}), which cannot be recorded: capture the "
+            "step without an optimizer and call it yourself."
+        )
+    copy = object.__new__(type(optimizer))
+    for key, value in optimizer.__dict__.items():
+        copy.__dict__[key] = type(value)(value) if type(value) in (list, dict, set) else value
+    copy.__dict__.pop("step", None)  # a learning-rate schedule wraps it to count calls
+    for key in [key for key in copy.__dict__ if key.endswith("_hooks")]:
+        copy.__dict__[key] = type(copy.__dict__[key])()
+    copy.state = defaultdict(dict)
+    copy.param_groups = [
+        {
+            **{key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()},
+            "params": [stand_ins[id(parameter)] for parameter in group["params"]],
+        }
+        for group in optimizer.param_groups
+    ]
+    return copy
+
+
+def state_tensors(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, torch.Tensor]:
+    """Every tensor of an optimizer's state and settings, by name; `names` are those of its parameters, by identity."""
+    found: dict[str, torch.Tensor] = {}
+    for parameter, state in optimizer.state.items():
+        found |= {
+            f"{names[id(parameter)]}:{key}": value for key, value in state.items() if isinstance(value, torch.Tensor)
+        }
+    for number, group in enumerate(optimizer.param_groups):
+        found |= {f"group {number}:{key}": value for key, value in group.items() if isinstance(value, torch.Tensor)}
+    return found
+
+
+def _add_state(
+    graph: fx.Graph, optimizer: torch.optim.Optimizer, names: dict[int, str], nodes: dict[int, fx.Node]
+) -> None:
+    """Make a placeholder for every tensor of the optimizer's state and settings."""
+    first_op = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first_op):
+        for name, tensor in state_tensors(optimizer, names).items():
+            nodes[id(tensor)] = placeholder(
+                graph, name, Role.OPTIMIZER_STATE, tensor, name.rpartition(":")[0].rpartition(".")[0]
+            )
+
+
+class _Recording(TorchDispatchMode):
+    """Appends each op that runs to a graph."""
+
+    def __init__(self, graph: fx.Graph, nodes: dict[int, fx.Node]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # of torch
+        self.graph = graph
+        self.nodes = nodes
+        self.constants: dict[str, torch.Tensor] = {}
+        self.last: fx.Node | None = None
+        self.aliases: Counter[int] = Counter()  # living tensors of each storage that an op made
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function.namespace in ("prim", "profiler"):  # asks for a device, marks a region: nothing is computed
+            return result
+        sources, options = pytree.tree_map_only(torch.Tensor, self._node, (args, kwargs or {}))
+        name = function.overloadpacket.__name__
+        node = self.graph.create_node("call_function", function, sources, options, name)
+        first = node.args[0] if node.args else None
+        module = first.meta["module"] if isinstance(first, fx.Node) else ""
+        # Aliases without the optimizer's own references: a storage is alive while its code holds a tensor of it.
+        kept = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
+        node.meta = {"val": kept, "phase": Phase.OPTIMIZER, "module": module, "holds": []}
+        self.last = node
+        self._remember(node, result)
+        return result
+
+    def _node(self, tensor: torch.Tensor) -> fx.Node:
+        if id(tensor) not in self.nodes:  # made by the step from a number, without an op
+            name = f"_optimizer_constant{len(self.constants)}"
+            self.constants[name] = tensor
+            node = self.graph.get_attr(name)
+            node.meta = {"val": tensor, "phase": Phase.OPTIMIZER, "module": ""}
+            self.nodes[id(tensor)] = node
+        return self.nodes[id(tensor)]
+
+    def _remember(self, node: fx.Node, result: Any) -> None:
+        if isinstance(result, torch.Tensor):
+            self._follow(result, node)
+        elif isinstance(result, (tuple, list)):
+            for position, value in enumerate(result):
+                if isinstance(value, torch.Tensor):
+                    item = self.graph.call_function(operator.getitem, (node, position))
+                    item.meta = {**node.meta, "val": node.meta["val"][position]}
+                    self._follow(value, item)
+
+    def _follow(self, tensor: torch.Tensor, node: fx.Node) -> None:
+        """Know the tensor by its node as long as it lives, and the op after which its storage is given up."""
+        if id(tensor) not in self.nodes:
+            self.aliases[storage_of(tensor)] += 1
+            weakref.finalize(tensor, self._died, id(tensor), storage_of(tensor)).atexit = False
+        self.nodes[id(tensor)] = node
+
+    def _died(self, tensor: int, storage: int) -> None:
+        del self.nodes[tensor]
+        self.aliases[storage] -= 1
+        if not self.aliases[storage] and self.last is not None:
+            self.last.meta["holds"].append(storage)

@@ -1,0 +1,259 @@
+"""Surveys an FX graph of a step: which storages there are, who makes and reads them, and what each is for.
+
+Which values share memory is read off the fake tensors that were recorded (`node.meta["val"]`): a view has the storage
+of its base. `getitem` nodes are not ops of their own; they name the outputs of the op before them.
+"""
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from acwb.capture.recompute_rules import parts_of, rule_of
+from acwb.core.graph import Environment, Op, Phase, Role, StepGraph, Storage
+
+aten = torch.ops.aten
+
+# Their kernels copy the whole storage behind the first argument, also where it is only a part of it.
+_COPY_WHOLE_STORAGE = {
+    aten.copy.default,
+    aten.slice_scatter.default,
+    aten.select_scatter.default,
+    aten.diagonal_scatter.default,
+    aten.as_strided_scatter.default,
+}
+
+# The statistics of a normalization have the type of its weight (this argument), also where its input has a lower one.
+_STATISTICS = {aten.native_layer_norm.default: 2, aten.native_group_norm.default: 1}
+
+# These losses give one number in the memory of all its terms.
+_KEEP_TERMS = {
+    aten.mse_loss.default,
+    aten.smooth_l1_loss.default,
+    aten.binary_cross_entropy.default,
+    aten.soft_margin_loss.default,
+}
+
+# Only a run of the kernel tells: the workspace of oneDNN's recurrent layers, the offsets of an embedding bag.
+_MISDESCRIBED = {aten.mkldnn_rnn_layer.default, aten._embedding_bag.default}
+
+
+def storage_of(value: torch.Tensor) -> int:
+    """What identifies the memory behind a recorded tensor."""
+    return int(value.untyped_storage()._cdata)
+
+
+def survey(graph: fx.Graph, environment: Environment) -> StepGraph:
+    """The torch-free description of a step's FX graph: same ops, same order, same names."""
+    return _Survey(graph).result(environment)
+
+
+class _Survey:
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self.name_of: dict[int, str] = {}
+        self.bytes_of: dict[str, int] = {}
+        self.role_of: dict[str, Role] = {}
+        self.phase_made: dict[str, Phase] = {}
+        self.ops: list[Op] = []
+
+    def result(self, environment: Environment) -> StepGraph:
+        for node in self.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self._add_existing(node)
+            elif node.op == "call_function" and node.target is not operator.getitem:
+                self.ops.append(self._op(node))
+        (loss, *others), gradients, updates = self._output()
+        if any(op.once for op in self.ops):
+            others = self._open([loss, *others])[1:]
+        self._assign_roles({gradient for _, gradient in gradients}, updates, {loss, *others})
+        return StepGraph(
+            ops=tuple(self.ops),
+            storages=tuple(Storage(name, size, self.role_of[name]) for name, size in self.bytes_of.items()),
+            loss=loss,
+            gradients=gradients,
+            environment=environment,
+            outputs=tuple(name for name in others if name in self.phase_made),
+        )
+
+    def _name(self, node: fx.Node) -> str:
+        return self.name_of[storage_of(node.meta["val"])]
+
+    def _add(self, value: torch.Tensor, name: str, size: int) -> bool:
+        """Give a storage its name and size when it is first seen."""
+        if storage_of(value) in self.name_of:
+            return False
+        self.name_of[storage_of(value)] = name
+        self.bytes_of[name] = size
+        return True
+
+    def _sizes(self, node: fx.Node, values: Sequence[Any]) -> list[int]:
+        """The bytes behind each result of an op: as torch describes it, or (see above) as its kernel allocates them."""
+        sizes = [value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0 for value in values]
+        first = node.args[0] if node.args else None
+        if node.target in _COPY_WHOLE_STORAGE and isinstance(first, fx.Node) and 0 not in first.meta["val"].stride():
+            return [self.bytes_of[self._name(first)]]
+        if node.target in _KEEP_TERMS and isinstance(first, fx.Node):
+            return [first.meta["val"].numel() * values[0].itemsize]
+        if node.target in _STATISTICS and isinstance(weight := node.args[_STATISTICS[node.target]], fx.Node):
+            return [sizes[0], *(value.numel() * weight.meta["val"].itemsize for value in values[1:])]
+        if node.target in _MISDESCRIBED:
+            return _measured_sizes(node)
+        return sizes
+
+    def _add_existing(self, node: fx.Node) -> None:
+        name, value = node.meta.get("storage", node.name), node.meta["val"]
+        if self._add(value, name, node.meta.get("bytes", value.untyped_storage().nbytes())):
+            self.role_of[name] = node.meta.get("role", Role.OTHER)
+
+    def _op(self, node: fx.Node) -> Op:
+        inputs = tuple(dict.fromkeys(self.name_of[storage_of(value)] for value in _tensors_read(node)))
+        several = isinstance(node.meta["val"], (tuple, list))
+        outputs = []
+        values = _made(node) if several else [node.meta["val"]]
+        if _is_view(node):  # of a constant, whose views are recorded as if they had memory of their own
+            self.name_of.update(
+                {storage_of(value): inputs[0] for value in values if storage_of(value) not in self.name_of}
+            )
+        for position, (value, size) in enumerate(zip(values, self._sizes(node, values), strict=True)):
+            name = f"{node.name}:{position}" if several else node.name
+            if isinstance(value, torch.Tensor) and self._add(value, name, size):
+                outputs.append(name)
+                self.phase_made[name] = node.meta["phase"]
+        mutates = tuple(dict.fromkeys(self.name_of[storage_of(value)] for value in _tensors_written(node)))
+        return Op(
+            name=node.name,
+            target=_target(node.target),
+            phase=node.meta["phase"],
+            module=node.meta["module"],
+            needs=tuple(
+                dict.fromkeys(
+                    _maker(source).name for source in node.all_input_nodes if _maker(source).op == "call_function"
+                )
+            ),
+            inputs=inputs,
+            outputs=tuple(outputs),
+            mutates=mutates,
+            holds=tuple(self.name_of[storage] for storage in node.meta.get("holds", ()) if storage in self.name_of),
+            random=torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()),
+            view=not outputs
+            and not mutates
+            and any(isinstance(value, torch.Tensor) for value in pytree.tree_leaves(node.meta["val"])),
+            once="derivative_of" in node.meta,
+            shortcut=self._shortcut(node, outputs) if node.meta["phase"] is Phase.FORWARD else (),
+        )
+
+    def _shortcut(self, node: fx.Node, outputs: list[str]) -> tuple[str, ...]:
+        rule = rule_of(node.target, node.args)
+        if rule is None or not {0, *rule.results} <= parts_of(node).keys():  # what nobody names is gone at once
+            return ()
+        read: list[Any] = [node.args[position] for position in rule.arguments]
+        return (
+            *(self._name(argument) for argument in read),
+            *(outputs[position] for position in rule.results),
+        )
+
+    def _output(self) -> tuple[list[str], tuple[tuple[str, str], ...], set[str]]:
+        (output,) = self.graph.find_nodes(op="output")
+        outputs, gradients, updates = output.args[0]
+        parameters = [node for node in self.graph.find_nodes(op="placeholder") if node.meta["role"] is Role.PARAMETER]
+        return (
+            list(dict.fromkeys(self._name(node) for node in outputs)),
+            tuple(
+                (self._name(node), self._name(gradient))
+                for node, gradient in zip(parameters, gradients, strict=True)
+                if gradient is not None
+            ),
+            {self._name(node) for node in updates},
+        )
+
+    def _open(self, outputs: list[str]) -> list[str]:
+        """Of a step whose loss is computed outside: give all that is made together with what is taken there.
+
+        Its ops do not run again. Derivatives that come from outside stay until the backward phase is over.
+        """
+        derivatives = tuple(name for op in self.ops if op.once for name in op.outputs)
+        last = max(rank for rank, op in enumerate(self.ops) if op.phase is Phase.BACKWARD)
+        self.ops[last] = replace(self.ops[last], holds=self.ops[last].holds + derivatives)
+        self.ops = [replace(op, once=True) if set(outputs) & set(op.outputs) else op for op in self.ops]
+        beside = [name for op in self.ops if op.once and op.phase is Phase.FORWARD for name in op.outputs]
+        return list(dict.fromkeys(outputs + beside))
+
+    def _assign_roles(self, gradients: set[str], updates: set[str], outputs: set[str]) -> None:
+        read_backward = {name for op in self.ops if op.phase is Phase.BACKWARD for name in op.inputs}
+        for name, phase in self.phase_made.items():
+            if name in gradients:
+                role = Role.GRADIENT
+            elif name in updates:
+                role = Role.BUFFER
+            elif phase is Phase.FORWARD and name in read_backward and name not in outputs:
+                role = Role.ACTIVATION
+            else:
+                role = Role.OTHER
+            self.role_of[name] = role
+
+
+def _measured_sizes(node: fx.Node) -> list[int]:
+    """The bytes behind each result of an op, from running it on zeros."""
+
+    def zeros(source: fx.Node) -> torch.Tensor:
+        value = source.meta["val"]
+        return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+
+    args, kwargs = fx.map_arg((node.args, node.kwargs), zeros)
+    kernel: Any = node.target
+    with torch._C._AutoDispatchBelowAutograd():
+        results = kernel(*args, **kwargs)
+    return [result.untyped_storage().nbytes() for result in results]
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether an op says of itself that its results share the memory of its first argument."""
+    returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else []
+    return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
+
+
+def _maker(node: fx.Node) -> fx.Node:
+    while node.target is operator.getitem:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _tensors_read(node: fx.Node) -> Iterator[torch.Tensor]:
+    for source in node.all_input_nodes:
+        for value in pytree.tree_leaves(source.meta["val"]):
+            if isinstance(value, torch.Tensor):
+                yield value
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """What an op is called with, by name."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return {}
+    named = {argument.name: value for argument, value in zip(node.target._schema.arguments, node.args, strict=False)}
+    return {**named, **node.kwargs}
+
+
+def _made(node: fx.Node) -> list[Any]:
+    """The results of an op with several; those that its mask leaves out are recorded, but not made."""
+    mask = _arguments(node).get("output_mask") or [True] * len(node.meta["val"])
+    return [value if wanted else None for value, wanted in zip(node.meta["val"], mask, strict=True)]
+
+
+def _tensors_written(node: fx.Node) -> Iterator[torch.Tensor]:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return
+    given = _arguments(node)
+    for argument in node.target._schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            for source in pytree.tree_leaves(given.get(argument.name)):
+                if isinstance(source, fx.Node):
+                    yield source.meta["val"]
+
+
+def _target(target: Any) -> str:
+    return str(target) if isinstance(target, torch._ops.OpOverload) else f"{target.__module__}.{target.__qualname__}"

@@ -1,0 +1,343 @@
+"""Captures a training step: `trace(model, batch, loss_fn, optimizer)` gives one graph of the whole iteration.
+
+AOTAutograd's joint export records forward and backward on fake tensors: nothing is allocated, in-place ops become
+values, and every input and output says what it is. `eager_parity` makes the recording follow eager bitwise,
+`joint_graph` and `optimizer_step` make the step's graph from it.
+"""
+
+import contextlib
+import logging
+import sysconfig
+import textwrap
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import traceback as fx_traceback
+
+from acwb import files, rng
+from acwb.capture import eager_parity, joint_graph, optimizer_step, validation
+from acwb.capture.side_effects import Guard, ValueQuestion, guarded
+from acwb.capture.slots import (
+    Slot,
+    attributes_restored,
+    rebound,
+    refuse_hooks,
+    refuse_left_behind,
+    slots_of,
+    standing_in,
+    states_of,
+)
+from acwb.capture.step import CapturedBatch, Form, TracedStep
+from acwb.capture.storage_analysis import survey
+from acwb.core.graph import Environment, Role
+from acwb.errors import AcwbError, CaptureError
+
+LossFunction = Callable[[nn.Module, Any], torch.Tensor]
+Call = Callable[[nn.Module, Any], tuple[torch.Tensor, ...]]
+
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(files.__file__).parent))  # torch and all of acwb
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+
+
+def trace(
+    model: nn.Module,
+    batch: object,
+    loss_fn: LossFunction | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> TracedStep:
+    """Capture one training iteration of `model` as a graph that can be studied, planned and run.
+
+    Args:
+        model: on one device, in the mode (train or eval) that it will be run in.
+        batch: a tuple of positional inputs or a dict of keyword inputs.
+        loss_fn: `loss_fn(model, batch)` gives the scalar loss; by default the model's own output, or its `.loss`.
+        optimizer: its `step()` becomes part of the graph, recorded for the steady state (after a first step).
+
+    Example:
+        >>> step = acwb.trace(model, (images, labels), lambda model, batch: cross_entropy(model(batch[0]), batch[1]))
+        >>> loss = step.run()
+    """
+    if not isinstance(model, nn.Module):
+        raise AcwbError(f"trace needs an nn.Module, not {type(model).__name__}: pass the model itself.")
+    for slot in slots_of(model):
+        refuse_hooks(slot.name, slot.tensor)
+    if any(torch.is_autocast_enabled(device) for device in {"cpu", eager_parity.accelerator()}):
+        raise AcwbError(
+            "trace was called inside torch.autocast: enter autocast inside loss_fn, around the model's call."
+        )
+    loss_of = loss_fn or _own_loss
+
+    def call(model: nn.Module, batch: Any) -> tuple[torch.Tensor]:
+        loss = loss_of(model, batch)
+        validation.check_loss(loss)
+        return (loss,)
+
+    return replace(capture(model, batch, call, optimizer), loss_fn=loss_of)
+
+
+def capture(
+    model: nn.Module, batch: object, call: Call, optimizer: torch.optim.Optimizer | None, is_open: bool = False
+) -> TracedStep:
+    """Capture an iteration that starts with `call(model, batch)`, which gives the loss.
+
+    Where it `is_open`, it gives outputs from which the loss is computed outside; their derivatives come from there.
+    """
+    validation.check_modules(model)
+    captured = CapturedBatch.of(batch)
+    slots = slots_of(model)
+    validation.check_batch(captured, slots)
+    if optimizer is not None:
+        validation.check_optimizer(optimizer, slots)
+    validation.check_modes(model)
+    joint, constants = _recorded(model, slots, captured, call, is_open)
+    inputs = dict(zip(captured.tensor_names, captured.tensors, strict=True))
+    assembly = joint_graph.assemble(joint, slots, inputs, is_open)
+    if optimizer is not None:
+        constants |= optimizer_step.record(assembly.graph, optimizer, _trained(assembly))
+    graph = joint_graph.finish(assembly)
+    return TracedStep(
+        graph=survey(graph, _environment(model, captured, optimizer)),
+        fx_graph=graph,
+        constants=constants,
+        model=model,
+        optimizer=optimizer,
+        slots=slots,
+        forms=tuple(Form.of(slot.tensor) for slot in slots),
+        batch=captured,
+        updated=tuple(assembly.updates),
+        modules=states_of(model),
+    )
+
+
+def _recorded(
+    model: nn.Module, slots: tuple[Slot, ...], batch: CapturedBatch, call: Call, is_open: bool
+) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
+    """Record as if nobody did; announce it only to a model that otherwise asks for values."""
+    try:
+        return _Capture(model, slots, batch, call, is_open).run()
+    except CaptureError as error:
+        if not isinstance(error.__cause__, ValueQuestion):
+            raise
+    return _Capture(model, slots, batch, call, is_open).run(announced=True)
+
+
+def _trained(assembly: joint_graph.Assembly) -> list[optimizer_step.Trained]:
+    return [
+        optimizer_step.Trained(slot.name, slot.tensor, assembly.placeholders[position], assembly.gradients[position])
+        for position, slot in enumerate(assembly.slots)
+        if slot.role is Role.PARAMETER
+    ]
+
+
+def _environment(model: nn.Module, batch: CapturedBatch, optimizer: torch.optim.Optimizer | None) -> Environment:
+    return Environment(
+        torch=torch.__version__,
+        device=str(batch.tensors[0].device),
+        model=type(model).__name__,
+        optimizer=type(optimizer).__name__ if optimizer else "no optimizer",
+        dtype=", ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})),
+        batch=tuple(f"{name}: {form}" for name, form in zip(batch.names, batch.forms, strict=True) if form),
+        random_state_bytes=rng.random_state(batch.tensors[0].device).nbytes,
+    )
+
+
+def _own_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    output = model(**batch) if isinstance(batch, dict) else model(*batch)
+    loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise CaptureError(
+            f"The model returns {validation.described(output)}, which is neither a scalar loss nor has one in .loss: "
+            "pass loss_fn=lambda model, batch: ... that computes the loss."
+        )
+    return loss
+
+
+class _Presented(nn.Module):
+    """Every distinct tensor of a model exactly once, for the export.
+
+    The export lists a tied weight under each of its names, and no order of summing the partial gradients gives eager's
+    bits; with one name there is one gradient, summed by autograd itself.
+    """
+
+    def __init__(
+        self, slots: Sequence[Slot], stand_ins: Sequence[torch.Tensor], call: Callable[..., tuple[torch.Tensor, ...]]
+    ) -> None:
+        super().__init__()
+        self.call = call
+        self.names = joint_graph.slot_names(slots)
+        for name, slot, tensor in zip(self.names, slots, stand_ins, strict=True):
+            if slot.role is Role.PARAMETER:
+                self.register_parameter(name, nn.Parameter(tensor, requires_grad=slot.tensor.requires_grad))
+            else:
+                self.register_buffer(name, tensor)
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.call([getattr(self, name) for name in self.names], inputs)
+
+
+class _Capture:
+    """One capture. It knows where in the model it is: ops get module paths, and errors name a module and a line."""
+
+    def __init__(
+        self, model: nn.Module, slots: tuple[Slot, ...], batch: CapturedBatch, call: Call, is_open: bool
+    ) -> None:
+        self.model = model
+        self.slots = slots
+        self.batch = batch
+        self.call = call
+        self.is_open = is_open
+        self.cache_casts = torch.is_autocast_cache_enabled()
+        self.paths = {id(module): path for path, module in model.named_modules()}
+        self.inside: list[nn.Module] = []
+        self.returned = ""
+        self.rebound: list[Slot] = []
+        self.earlier: Guard | None = None
+
+    def run(self, announced: bool = False) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
+        """The joint graph of forward and backward, and the constants that it refers to."""
+        # Tensors that the forward pass finds elsewhere (in a closure, in a list) become constants of the graph.
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        # An LSTM's two biases have one gradient when it is first recorded, but two from torch's cache of recordings.
+        fake.cache_enabled = not any(isinstance(module, nn.RNNBase) for module in self.model.modules())
+        stand_ins = [fake.from_tensor(slot.tensor.detach()) for slot in self.slots]
+        inputs = tuple(fake.from_tensor(tensor.detach()) for tensor in self.batch.tensors)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self)
+            stack.enter_context(attributes_restored(self.model))
+            stack.enter_context(eager_parity.as_in_eager(announced))
+            # An error is reported as one sentence; torch would log its traceback besides.
+            stack.enter_context(
+                eager_parity.replaced(logging.getLogger("torch._subclasses.fake_tensor"), disabled=True)
+            )
+            # Checkpoints work by hooks on saved tensors, which a recording ignores.
+            hooks = torch.autograd.graph.saved_tensors_hooks
+            stack.enter_context(eager_parity.replaced(hooks, __enter__=self._refuse_checkpoint))
+            stack.enter_context(fx_traceback.preserve_node_meta())
+            stack.callback(nn.modules.module.register_module_forward_pre_hook(self._enter_module).remove)
+            stack.callback(nn.modules.module.register_module_forward_hook(self._leave_module).remove)
+            export = aot_export_joint_with_descriptors(stack, _Presented(self.slots, stand_ins, self._forward), inputs)
+        graph: fx.Graph = export.graph_module.graph
+        self._refuse_lost_state(graph)
+        return graph, _constants(export.graph_module)
+
+    def _forward(self, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        with standing_in(self.slots, tensors), eager_parity.cast_cache(tensors, self.cache_casts), guarded() as guard:
+            outputs = self.call(self.model, self.batch.with_tensors(inputs))
+            self.rebound = rebound(self.slots, tensors)
+            if self.is_open:
+                refuse_left_behind(self.model, tensors)
+        if self.earlier is not None:
+            guard.refuse_differences(self.earlier)
+        self.earlier = guard
+        given = {id(tensor) for tensor in (*tensors, *inputs)}
+        return tuple(output.clone() if _is_apart(output, given) else output for output in outputs)
+
+    def _enter_module(self, module: nn.Module, _arguments: object) -> None:
+        if id(module) in self.paths:
+            self.inside.append(module)
+            self._annotate()
+
+    def _leave_module(self, module: nn.Module, _arguments: object, output: object) -> None:
+        if id(module) not in self.paths:
+            return
+        while self.inside.pop() is not module:  # where the model itself caught an exception from a submodule
+            pass
+        self._annotate()
+        if module is self.model:
+            self.returned = validation.described(output)
+
+    def _annotate(self) -> None:
+        """Have the ops that are recorded from here on, and their backward ops, carry the module's path."""
+        path = self.paths[id(self.inside[-1])] if self.inside else ""
+        fx_traceback.current_meta["custom"] = {"module": path}
+
+    def _refuse_checkpoint(self) -> None:
+        path = self.paths[id(self.inside[-1])] if self.inside else ""
+        raise CaptureError(
+            f"{f'Module {path}' if path else 'The model'} already decides what to keep (torch.utils.checkpoint or "
+            "other hooks on saved tensors): switch that off (in transformers, activation_checkpointing_disable()).",
+            path,
+        )
+
+    def _refuse_lost_state(self, graph: fx.Graph) -> None:
+        """Refuse a model that carries state from step to step by assigning a tensor instead of writing into it."""
+        read = {getattr(node.meta["desc"], "target", None) for node in graph.find_nodes(op="placeholder") if node.users}
+        for name, slot in zip(joint_graph.slot_names(self.slots), self.slots, strict=True):
+            is_attribute = all(place.table == "__dict__" for place in slot.places)
+            if slot in self.rebound and (name in read or not is_attribute):
+                raise CaptureError(
+                    f"The forward pass assigns a new tensor to {slot.name}, which a captured step cannot keep: write "
+                    f"into it with {slot.name.rpartition('.')[2]}.copy_(...)."
+                )
+
+    def __enter__(self) -> None:
+        """Watch over the capture."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: TracebackType | None) -> None:
+        """Turn whatever stopped the capture into one sentence that names the module and the line."""
+        if not isinstance(error, Exception) or isinstance(error, AcwbError):
+            return
+        frame = _users_frame(error)
+        location = f"{frame.filename}:{frame.lineno}" if frame else ""
+        at = f" at {location} ({textwrap.shorten(frame.line or '', 90)})" if frame else ""
+        module = self.inside[-1] if self.inside else None
+        path = self.paths[id(module)] if module else ""
+        where = f"{f'module {path}' if path else 'the model'} ({type(module).__name__})" if module else "loss_fn"
+        raise CaptureError(self._sentence(error, where, at), path, location) from error
+
+    def _sentence(self, error: Exception, where: str, at: str) -> str:
+        if isinstance(error, ValueQuestion):
+            return (
+                f"What {where} does depends on the values of a tensor{at}: {error.func} cannot be captured, because a "
+                "captured step runs the same ops for every batch. Use torch.where or a mask instead, or compute the "
+                "value before the step and pass it in the batch as a number."
+            )
+        reason = str(error).strip().split("\n")[0].replace("FunctionalTensor", "Tensor") or "no message"
+        if "share storage" in reason:
+            return f"The model writes into tensors of the batch that share memory: pass copies of them ({reason})"
+        if "entirely functional graph" in reason:
+            return (
+                f"The step writes into a tensor that the model does not hold: make it a buffer of the model ({reason})"
+            )
+        if "Unexpected fake" in reason:
+            return f"The model makes a tensor on first use and keeps it: run the model once before trace ({reason})"
+        if "numpy()" in reason:
+            return f"A tensor's data is asked for in {where}{at}, but a capture has none: compute this before the step."
+        returned = f" The model returned {self.returned}." if where == "loss_fn" and self.returned else ""
+        return f"{type(error).__name__} in {where}{at}: {reason}{'' if reason.endswith('.') else '.'}{returned}"
+
+
+def _is_apart(output: torch.Tensor, given: set[int]) -> bool:
+    """Whether the export treats an output apart: a view with a derivative, or what is given. A copy has its values."""
+    is_given = id(output) in given or (output._base is not None and id(output._base) in given)
+    return is_given or (output.requires_grad and output._is_view())
+
+
+def _users_frame(error: Exception) -> traceback.FrameSummary | None:
+    """The innermost line that belongs neither to torch nor to acwb."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = (frame for frame in reversed(frames) if frame.line and not frame.filename.startswith(_NOT_THE_USERS))
+    return next((frame for frame in own if Path(frame.filename).parent != Path(_STANDARD_LIBRARY)), None)
+
+
+def _constants(module: fx.GraphModule) -> dict[str, torch.Tensor]:
+    constants: dict[str, torch.Tensor] = {}
+    for node in module.graph.find_nodes(op="get_attr"):
+        value = getattr(module, node.target)
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(f"The step uses an object of type {type(value).__name__}, which cannot be captured.")
+        if value.requires_grad:
+            raise CaptureError(
+                f"The step uses a tensor ({Form.of(value)}) that requires grad and is not a parameter of the model: "
+                "make it one, or detach it."
+            )
+        constants[node.target] = value
+    return constants

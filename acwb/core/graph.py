@@ -1,0 +1,431 @@
+"""The vocabulary of a training step, without torch: ops, storages, phases, roles, activations.
+
+A `StepGraph` is one whole iteration (forward, loss, backward, optimizer) in the order in which it runs. Memory belongs
+to storages, not to tensors: a view has the storage of its base, and a storage lives until the last use of any alias.
+An op is known by its FX node name everywhere. The graph holds sizes and names, no measurements and no tensors, so it
+can be saved on one machine and planned on another.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy
+
+from acwb import files
+from acwb.errors import AcwbError
+from acwb.units import gibibytes
+
+Array = numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]
+
+
+class Phase(StrEnum):
+    """The part of an iteration that an op belongs to, in the order in which they run."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+class Role(StrEnum):
+    """What a storage is for."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"  # also the next value of a buffer, until it is written back
+    INPUT = "input"
+    ACTIVATION = "activation"  # made in the forward phase, read in the backward phase
+    GRADIENT = "gradient"  # ends up in a parameter's `.grad`
+    OPTIMIZER_STATE = "optimizer state"
+    OTHER = "other"  # temporaries and the loss
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A block of memory, shared by a tensor and all its views.
+
+    Attributes:
+        name: the op that makes it (`relu_17`, or `native_layer_norm_3:1` for one of several outputs); for what exists
+            before the step, the name a person knows it by (`fc.weight`, `batch[0]`, `fc.weight:momentum_buffer`).
+    """
+
+    name: str
+    bytes: int
+    role: Role
+
+
+@dataclass(frozen=True)
+class Op:
+    """One node of the step.
+
+    Attributes:
+        name: its FX node name.
+        target: the function it calls (`aten.relu.default`).
+        module: path of the module that called it, or whose backward it is (`layer3.4.conv2`).
+        needs: the ops whose results it is called with, views included.
+        inputs: the storages it reads.
+        outputs: the storages it makes; none for a view or an in-place op.
+        mutates: the storages that it writes into.
+        holds: storages that are alive until it has run, although it does not read them: the optimizer's own variables,
+            derivatives that came from outside.
+        random: it draws from the random generator.
+        view: its result shares the storage of its input.
+        shortcut: what a cheaper kernel reads that makes its first output again; some of it are its other outputs.
+        recomputes: in a rewritten step, the op that it runs again.
+        once: it must not run again: its result is given from outside of the step, or taken there.
+    """
+
+    name: str
+    target: str
+    phase: Phase
+    module: str = ""
+    needs: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    mutates: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
+    random: bool = False
+    view: bool = False
+    shortcut: tuple[str, ...] = ()
+    recomputes: str = ""
+    once: bool = False
+
+    @property
+    def may_run_again(self) -> bool:
+        """Whether it gives its result again, and does nothing else, when it runs again; an update never does."""
+        gives_again = not self.once and (self.view or bool(self.outputs))
+        return self.phase is not Phase.OPTIMIZER and not self.mutates and gives_again
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A storage made in the forward phase that the backward phase reads; ranks are positions in `StepGraph.ops`."""
+
+    name: str
+    bytes: int
+    op: str
+    module: str
+    creation_rank: int
+    last_forward_rank: int
+    first_backward_rank: int
+    last_backward_rank: int
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where and for what a step was captured.
+
+    Attributes:
+        random_state_bytes: the size of the random generator's state, which is kept for a random op that runs again.
+    """
+
+    torch: str
+    device: str
+    model: str
+    optimizer: str
+    dtype: str
+    batch: tuple[str, ...]
+    random_state_bytes: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class StepGraph:
+    """One training iteration as ops and storages, in the order in which it runs.
+
+    Attributes:
+        loss: the storage of the loss; like the gradients it is alive to the end of the step.
+        gradients: each trainable parameter that has a gradient, with the gradient's storage.
+        outputs: where the loss is computed outside of the step: what else it gives.
+    """
+
+    ops: tuple[Op, ...]
+    storages: tuple[Storage, ...]
+    loss: str
+    gradients: tuple[tuple[str, str], ...]
+    environment: Environment
+    outputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @cached_property
+    def rank(self) -> Mapping[str, int]:
+        """The position of each op, by name."""
+        return {op.name: position for position, op in enumerate(self.ops)}
+
+    @cached_property
+    def storage(self) -> Mapping[str, Storage]:
+        """Each storage, by name."""
+        return {storage.name: storage for storage in self.storages}
+
+    @cached_property
+    def maker(self) -> Mapping[str, str]:
+        """The op that makes each storage; what exists before the step has none."""
+        return {name: op.name for op in self.ops for name in op.outputs}
+
+    @cached_property
+    def users(self) -> Mapping[str, tuple[int, ...]]:
+        """The ranks of the ops that read or write each storage, ascending."""
+        found: dict[str, list[int]] = {storage.name: [] for storage in self.storages}
+        for position, op in enumerate(self.ops):
+            for name in dict.fromkeys(op.inputs + op.mutates):
+                found[name].append(position)
+        return {name: tuple(ranks) for name, ranks in found.items()}
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """Storages made by the step that are alive at its end."""
+        return frozenset({self.loss, *self.outputs, *(gradient for _, gradient in self.gradients)})
+
+    @cached_property
+    def static_bytes(self) -> int:
+        """What exists before the step and stays: parameters, buffers, inputs, optimizer state."""
+        return sum(storage.bytes for storage in self.storages if storage.name not in self.maker)
+
+    @cached_property
+    def lifetimes(self) -> Mapping[str, tuple[int, int]]:
+        """The ranks of the first and the last op during which each storage is alive in the captured step."""
+        end = len(self.ops) - 1
+        found = {storage.name: (0, end) for storage in self.storages}
+        for name, maker in self.maker.items():
+            made = self.rank[maker]
+            found[name] = (made, end if name in self.kept else max(self.users[name], default=made))
+        for position, op in enumerate(self.ops):
+            for name in op.holds:
+                found[name] = (found[name][0], max(found[name][1], position))
+        return found
+
+    @cached_property
+    def live_bytes(self) -> tuple[int, ...]:
+        """The bytes of the storages that are alive while each op of the captured step runs."""
+        changes = [0] * (len(self.ops) + 1)
+        for name, (first, last) in self.lifetimes.items():
+            changes[first] += self.storage[name].bytes
+            changes[last + 1] -= self.storage[name].bytes
+        return tuple(accumulate(changes[:-1]))
+
+    @cached_property
+    def surviving(self) -> frozenset[str]:
+        """Storages of the forward phase, or from before, that are there in the backward phase."""
+        roles = (Role.ACTIVATION, Role.BUFFER)
+        return frozenset(
+            storage.name
+            for storage in self.storages
+            if storage.name not in self.maker or storage.role in roles or storage.name in self.kept
+        )
+
+    def recomputation(self, name: str) -> tuple[str, ...]:
+        """The forward ops that make storage `name` again from what else survives, in order."""
+        found: set[str] = set()
+        waiting = [self.maker[name]]
+        while waiting:
+            op = self.ops[self.rank[waiting.pop()]]
+            if op.name not in found:
+                found.add(op.name)
+                lost = set(op.inputs) - self.surviving
+                waiting += [need for need in op.needs if self._result(need) & lost]
+        return tuple(sorted(found, key=self.rank.__getitem__))
+
+    def _result(self, name: str) -> set[str]:
+        """The storages that an op's result lives in."""
+        op = self.ops[self.rank[name]]
+        return set(op.outputs or op.mutates or op.inputs)
+
+    @cached_property
+    def activations(self) -> tuple[Activation, ...]:
+        """Every activation, in order of creation."""
+        return tuple(self._activation(storage) for storage in self.storages if storage.role is Role.ACTIVATION)
+
+    @cached_property
+    def numbers(self) -> "Numbers":
+        """The graph in numbers."""
+        return Numbers(self)
+
+    @cached_property
+    def bytes_by_role(self) -> Mapping[Role, int]:
+        """The sum of the sizes of all storages of each role (they are not all alive at the same time)."""
+        totals: Counter[Role] = Counter()
+        for storage in self.storages:
+            totals[storage.role] += storage.bytes
+        return {role: totals[role] for role in Role}
+
+    def _activation(self, storage: Storage) -> Activation:
+        op = self.ops[self.rank[self.maker[storage.name]]]
+        users = self.users[storage.name]
+        forward = [rank for rank in users if self.ops[rank].phase is Phase.FORWARD]
+        backward = [rank for rank in users if self.ops[rank].phase is Phase.BACKWARD]
+        creation = self.rank[op.name]
+        return Activation(
+            name=storage.name,
+            bytes=storage.bytes,
+            op=op.name,
+            module=op.module,
+            creation_rank=creation,
+            last_forward_rank=max(forward, default=creation),
+            first_backward_rank=backward[0],
+            last_backward_rank=backward[-1],
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells this graph from every other: a digest of all that it holds."""
+        return hashlib.sha256(json.dumps(self.content()).encode()).hexdigest()[:16]
+
+    def content(self) -> dict[str, Any]:
+        """The graph as plain lists and dicts, for a file."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "StepGraph":
+        """The graph that `content` came from."""
+        environment = content["environment"]
+        return cls(
+            ops=tuple(_op(fields) for fields in content["ops"]),
+            storages=tuple(Storage(item["name"], item["bytes"], Role(item["role"])) for item in content["storages"]),
+            loss=content["loss"],
+            gradients=tuple((parameter, gradient) for parameter, gradient in content["gradients"]),
+            environment=Environment(**{**environment, "batch": tuple(environment["batch"])}),
+            outputs=tuple(content["outputs"]),
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the graph as JSON; the file appears whole or not at all."""
+        files.write(path, "StepGraph", self.content())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "StepGraph":
+        """Read a graph that `save` wrote; it equals the one that was saved."""
+        with files.reading(path, "StepGraph") as content:
+            return cls.of(content)
+
+    def __repr__(self) -> str:
+        environment = self.environment
+        count = Counter(op.phase for op in self.ops)
+        held = sum(activation.bytes for activation in self.activations)
+        lines = [
+            f"StepGraph: {environment.model}, {environment.optimizer}, {environment.device}, torch {environment.torch}",
+            *(f"  {text}" for text in environment.batch),
+            "  ops         " + ", ".join(f"{count[phase]:,} {phase}" for phase in Phase),
+            f"  activations {len(self.activations):,} storages, {gibibytes(held)} held from forward to backward",
+            "  bytes by role, summed over the step",
+            *(f"    {role:<16}{gibibytes(size):>14}" for role, size in self.bytes_by_role.items()),
+        ]
+        return "\n".join(lines)
+
+
+class Lists:
+    """A list of numbers for each key 0, 1, 2, …, laid end to end, so that those of many keys are found at once."""
+
+    def __init__(self, lists: Sequence[Sequence[int]]) -> None:
+        self._lengths = numpy.array([len(each) for each in lists], dtype=numpy.int64)
+        self._starts = self._lengths.cumsum() - self._lengths
+        self._flat = numpy.array([number for each in lists for number in each], dtype=numpy.int64)
+
+    def of(self, keys: Array) -> tuple[Array, Array]:
+        """The numbers of all `keys` in turn: for each number, the position of its key in `keys`, and the number."""
+        lengths = self._lengths[keys]
+        positions = numpy.repeat(numpy.arange(len(keys)), lengths)
+        within = numpy.arange(len(positions)) - numpy.repeat(lengths.cumsum() - lengths, lengths)
+        return positions, self._flat[self._starts[keys][positions] + within]
+
+
+class Numbers:
+    """A graph in numbers, for arithmetic over whole schedules: an op is its rank, a storage its place in `storages`.
+
+    The shortcut of op number n is number n + len(ops).
+
+    Attributes:
+        by_size: the place of each storage when they are listed from the largest to the smallest.
+        makes: of each op and shortcut, the storages that it makes.
+        reads: the storages that it reads.
+        uses: the storages that must be there when it runs: also those that it writes into or holds.
+        needs: of each op, the ops whose results it takes.
+        views: of each op and shortcut, the views through which it reads, and the views that those were taken of.
+        bases: of each op that is a view, the storages that it is a view of.
+    """
+
+    def __init__(self, graph: StepGraph) -> None:
+        self.number = {storage.name: position for position, storage in enumerate(graph.storages)}
+        self.sizes = numpy.array([storage.bytes for storage in graph.storages], dtype=numpy.int64)
+        roles = list(Role)
+        self.roles = numpy.array([roles.index(storage.role) for storage in graph.storages], dtype=numpy.int64)
+        order = sorted(
+            range(len(graph.storages)), key=lambda each: (-graph.storages[each].bytes, graph.storages[each].name)
+        )
+        self.by_size = numpy.argsort(numpy.array(order, dtype=numpy.int64))
+        self.made = numpy.array([storage.name in graph.maker for storage in graph.storages], dtype=bool)
+
+        def numbered(names: Iterable[str]) -> list[int]:
+            return [self.number[name] for name in dict.fromkeys(names)]
+
+        ops, rank = graph.ops, graph.rank
+        inputs, shortcuts = [numbered(op.inputs) for op in ops], [numbered(op.shortcut) for op in ops]
+        self.kept = numpy.array(numbered(sorted(graph.kept)), dtype=numpy.int64)
+        self.makes = Lists([numbered(op.outputs) for op in ops] + [numbered(op.outputs[:1]) for op in ops])
+        self.reads = Lists(inputs + shortcuts)
+        self.uses = Lists([numbered((*op.inputs, *op.mutates, *op.holds)) for op in ops] + shortcuts)
+        self.needs = Lists([[rank[name] for name in op.needs] for op in ops])
+        self.bases = Lists([found if op.view else [] for op, found in zip(ops, inputs, strict=True)])
+        views: list[list[int]] = []
+        for op in ops:
+            through = [rank[name] for name in op.needs if ops[rank[name]].view]
+            views.append(list(dict.fromkeys(each for view in through for each in (*views[view], view))))
+        short = [
+            [view for view in found if set(ops[view].inputs) <= set(op.shortcut)]
+            for op, found in zip(ops, views, strict=True)
+        ]
+        self.through = [tuple(found) for found in views + short]
+        self.readers = [rank for rank, found in enumerate(views) if found]  # ops that read through views
+        self.views = Lists(views + short)
+
+
+def _op(fields: dict[str, Any]) -> Op:
+    listed: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return Op(**{**listed, "phase": Phase(fields["phase"])})
+
+
+def _check(graph: StepGraph) -> None:
+    """Refuse a graph that does not hang together: a name given twice, used before it is made, or not there at all."""
+    _refuse_duplicates("op", (op.name for op in graph.ops))
+    _refuse_duplicates("storage", (storage.name for storage in graph.storages))
+    made = {name for op in graph.ops for name in op.outputs}
+    alive = {storage.name for storage in graph.storages} - made
+    done: set[str] = set()
+    order = list(Phase)
+    phase = Phase.FORWARD
+    for op in graph.ops:
+        for name in op.inputs + op.mutates + op.holds:
+            if name not in alive:
+                raise AcwbError(f"Op {op.name} uses storage {name}, which no earlier op makes.")
+        for name in op.needs:
+            if name not in done:
+                raise AcwbError(f"Op {op.name} needs op {name}, which does not run before it.")
+        if order.index(op.phase) < order.index(phase):
+            raise AcwbError(f"Op {op.name} of the {op.phase} phase comes after the {phase} phase.")
+        if not graph.storage.keys() >= set(op.outputs) or alive & set(op.outputs):
+            raise AcwbError(f"Op {op.name} makes storages {op.outputs}, which are unknown or already made.")
+        phase = op.phase
+        done.add(op.name)
+        alive.update(op.outputs)
+        if not {*op.inputs, *op.outputs[1:]} >= set(op.shortcut):
+            raise AcwbError(f"The shortcut of op {op.name} reads {op.shortcut}, which it neither reads nor makes.")
+    read_backward = {name for op in graph.ops if op.phase is Phase.BACKWARD for name in op.inputs}
+    for storage in graph.storages:
+        if storage.role is Role.ACTIVATION and storage.name not in made & read_backward:
+            raise AcwbError(f"Storage {storage.name} is an activation, but no backward op reads it.")
+    for name in (graph.loss, *graph.outputs, *(name for pair in graph.gradients for name in pair)):
+        if name not in alive:
+            raise AcwbError(f"Storage {name} is the loss or a gradient, but the graph does not have it.")
+
+
+def _refuse_duplicates(kind: str, names: Iterable[str]) -> None:
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise AcwbError(f"The {kind} name {name!r} is given {times} times: every {kind} has one name of its own.")

@@ -1,0 +1,250 @@
+"""What a step costs: a `Profile` is a step's graph with what was measured of it, and what follows from that.
+
+`profiling.profiler` fills it in. It needs no torch, so a step that was measured on one machine is planned on another.
+pandas is imported only where a frame is asked for.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas
+from acwb import files
+from acwb.core.graph import Activation, Phase, Role, StepGraph
+from acwb.errors import AcwbError
+from acwb.units import gibibytes, milliseconds
+
+NODE_FILE = "profiler_stats_node_stats.csv"
+ACTIVATION_FILE = "profiler_stats_activation_stats.csv"
+LARGEST = 10
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How a profile was taken: times mean little without it.
+
+    Attributes:
+        swapped: the step did not fit, and was measured op by op with storages swapped out.
+    """
+
+    processor: str
+    threads: int
+    repeats: int
+    swapped: bool
+
+    def __str__(self) -> str:
+        how = ", storages swapped out (it does not fit)" if self.swapped else ""
+        return f"{self.processor}, {self.threads} threads, median of {self.repeats}{how}"
+
+
+@dataclass(frozen=True, repr=False)
+class Profile:
+    """A step's graph with what was measured of it; bytes are `int`, times seconds.
+
+    Attributes:
+        seconds: how long each op takes.
+        workspace_bytes: what each op's kernel allocates beyond its outputs, and frees again.
+        swap_out_seconds: how long it takes to move each activation out of the device's memory.
+        swap_in_seconds: and back.
+        shortcuts: for each op whose shortcut was tried and gave the same bits, its seconds and its workspace in bytes.
+        conditions: how it was measured.
+    """
+
+    graph: StepGraph
+    seconds: Mapping[str, float]
+    workspace_bytes: Mapping[str, int]
+    swap_out_seconds: Mapping[str, float]
+    swap_in_seconds: Mapping[str, float]
+    conditions: Conditions
+    shortcuts: Mapping[str, tuple[float, int]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ops = {op.name for op in self.graph.ops}
+        activations = {activation.name for activation in self.graph.activations}
+        for field, names in {
+            "seconds": ops,
+            "workspace_bytes": ops,
+            "swap_out_seconds": activations,
+            "swap_in_seconds": activations,
+        }.items():
+            odd = names ^ getattr(self, field).keys()
+            if odd:
+                raise AcwbError(f"The profile's {field} do not fit its graph: {sorted(odd)[0]} is in one of them only.")
+        odd = self.shortcuts.keys() - {op.name for op in self.graph.ops if op.shortcut}
+        if odd:
+            raise AcwbError(f"The profile has a shortcut for {sorted(odd)[0]}, but its graph has none.")
+
+    @cached_property
+    def step_seconds(self) -> float:
+        """The time of the whole step, the sum of its ops."""
+        return sum(self.seconds.values())
+
+    @cached_property
+    def peak_rank(self) -> int:
+        """The op at which the captured step needs most memory, storages and workspace."""
+        total = [
+            live + self.workspace_bytes[op.name] for live, op in zip(self.graph.live_bytes, self.graph.ops, strict=True)
+        ]
+        return max(range(len(total)), key=total.__getitem__)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The memory that the captured step needs at its peak, storages and workspace."""
+        return self.graph.live_bytes[self.peak_rank] + self.workspace_bytes[self.graph.ops[self.peak_rank].name]
+
+    def budget(self, reduction: float) -> int:
+        """The budget in bytes that lowers the peak above static by a part of it: 0.5 for half."""
+        return self.graph.static_bytes + int((1 - reduction) * (self.peak_bytes - self.graph.static_bytes))
+
+    def inactive_seconds(self, activation: Activation) -> float:
+        """How long an activation lies unused between the forward and the backward phase."""
+        return self._clock[activation.first_backward_rank] - self._clock[activation.last_forward_rank + 1]
+
+    def recompute_seconds(self, activation: Activation) -> float:
+        """How long it takes to make an activation again from the other ones."""
+        return sum(self.seconds[op] for op in self.graph.recomputation(activation.name))
+
+    @cached_property
+    def _clock(self) -> tuple[float, ...]:
+        """The time at which each op starts, and the end."""
+        return tuple(accumulate((self.seconds[op.name] for op in self.graph.ops), initial=0.0))
+
+    @cached_property
+    def nodes(self) -> "pandas.DataFrame":
+        """A row for each op. Active memory is the least it needs: what it reads, makes and its workspace."""
+        import pandas
+
+        size = {storage.name: storage.bytes for storage in self.graph.storages}
+        rows = []
+        for rank, op in enumerate(self.graph.ops):
+            workspace = self.workspace_bytes[op.name]
+            touched = dict.fromkeys(op.inputs + op.mutates + op.outputs)
+            rows.append(
+                {
+                    "rank": rank,
+                    "name": op.name,
+                    "target": op.target,
+                    "gtype": str(op.phase),
+                    "module": op.module,
+                    "run_time_ms": self.seconds[op.name] * 1e3,
+                    "peak_mem_bytes": self.graph.live_bytes[rank] + workspace,
+                    "active_mem_bytes": sum(size[name] for name in touched) + workspace,
+                    "workspace_bytes": workspace,
+                    "new_bytes": sum(size[name] for name in op.outputs),
+                }
+            )
+        return pandas.DataFrame(rows)
+
+    @cached_property
+    def activations(self) -> "pandas.DataFrame":
+        """A row for each activation, in order of creation; the recompute ratio is bytes per second."""
+        import pandas
+
+        rows = []
+        for activation in self.graph.activations:
+            again = self.recompute_seconds(activation)
+            rows.append(
+                {
+                    "activation_name": activation.name,
+                    "module": activation.module,
+                    "median_mem_size_bytes": activation.bytes,
+                    "creation_rank": activation.creation_rank,
+                    "last_fw_use_rank": activation.last_forward_rank,
+                    "first_bw_use_rank": activation.first_backward_rank,
+                    "last_bw_use_rank": activation.last_backward_rank,
+                    "inactive_time_ms": self.inactive_seconds(activation) * 1e3,
+                    "swap_out_ms": self.swap_out_seconds[activation.name] * 1e3,
+                    "swap_in_ms": self.swap_in_seconds[activation.name] * 1e3,
+                    "recomp_time_ms": again * 1e3,
+                    "recompute_ratio": activation.bytes / again if again else float("inf"),
+                }
+            )
+        return pandas.DataFrame(rows)
+
+    def to_csv(self, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
+        """Write the two frames into `folder`, both or neither, and return where they are."""
+        nodes, activations = Path(folder) / NODE_FILE, Path(folder) / ACTIVATION_FILE
+        files.write_frames({nodes: self.nodes.drop(columns="new_bytes"), activations: self.activations})
+        return nodes, activations
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile with its graph as JSON; the file appears whole or not at all."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        content = {
+            **own,
+            "fingerprint": self.graph.fingerprint,
+            "graph": self.graph.content(),
+            "conditions": dataclasses.asdict(self.conditions),
+        }
+        files.write(path, "Profile", content)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], graph: StepGraph | None = None) -> "Profile":
+        """Read a profile that `save` wrote; with `core.graph`, refuse one that was taken of another graph."""
+        with files.reading(path, "Profile") as content:
+            found = StepGraph.of(content["graph"])
+            profile = cls(
+                graph=found,
+                seconds=content["seconds"],
+                workspace_bytes=content["workspace_bytes"],
+                swap_out_seconds=content["swap_out_seconds"],
+                swap_in_seconds=content["swap_in_seconds"],
+                conditions=Conditions(**content["conditions"]),
+                shortcuts={name: (seconds, size) for name, (seconds, size) in content["shortcuts"].items()},
+            )
+            stamp = content["fingerprint"]
+        if found.fingerprint != stamp:
+            raise AcwbError(f"{path} was changed after it was saved: its graph is not the one that was measured.")
+        if graph is not None and graph.fingerprint != found.fingerprint:
+            raise AcwbError(
+                f"{path} was measured of another graph ({_described(found)}), not of this one ({_described(graph)}): "
+                "profile this step."
+            )
+        return profile
+
+    def __repr__(self) -> str:
+        graph, environment = self.graph, self.graph.environment
+        op = graph.ops[self.peak_rank]
+        phases = {phase: sum(self.seconds[op.name] for op in graph.ops if op.phase is phase) for phase in Phase}
+        live, workspace = self.graph.live_bytes[self.peak_rank], self.workspace_bytes[op.name]
+        largest = sorted(graph.activations, key=lambda activation: -activation.bytes)[:LARGEST]
+        lines = [
+            f"Profile: {environment.model}, {environment.optimizer}, {environment.device}, torch {environment.torch}",
+            *(f"  {text}" for text in environment.batch),
+            f"  measured on {self.conditions}",
+            f"  step  {milliseconds(self.step_seconds)}: "
+            + ", ".join(f"{phase} {milliseconds(seconds)}" for phase, seconds in phases.items()),
+            f"  peak  {gibibytes(live + workspace)} in the {op.phase} phase at {op.name}"
+            + (f" ({op.module})" if op.module else ""),
+            *(f"    {role:<16}{gibibytes(size):>14}" for size, role in self._at_peak() if size),
+            f"    {'workspace':<16}{gibibytes(workspace):>14}",
+            f"  the {len(largest)} largest of {len(graph.activations):,} activations",
+            *(self._line(activation) for activation in largest),
+        ]
+        return "\n".join(lines)
+
+    def _at_peak(self) -> list[tuple[int, Role]]:
+        """The bytes of each role that are alive at the peak, the largest first."""
+        sizes = dict.fromkeys(Role, 0)
+        for name, (first, last) in self.graph.lifetimes.items():
+            if first <= self.peak_rank <= last:
+                sizes[self.graph.storage[name].role] += self.graph.storage[name].bytes
+        return sorted(((size, role) for role, size in sizes.items()), reverse=True)
+
+    def _line(self, activation: Activation) -> str:
+        return (
+            f"    {activation.name:<32.32}{gibibytes(activation.bytes):>12}  "
+            f"made again in {milliseconds(self.recompute_seconds(activation)):>10}, "
+            f"unused for {milliseconds(self.inactive_seconds(activation)):>12}  {activation.module}"
+        )
+
+
+def _described(graph: StepGraph) -> str:
+    environment = graph.environment
+    return ", ".join((environment.model, environment.optimizer, *environment.batch))

@@ -1,0 +1,216 @@
+"""Predicts a step: what a schedule needs in memory at every point, and in time. Exact at the level of storages.
+
+`simulate` takes what was measured (a `Profile`) and a `Schedule`, and gives a `Timeline`; nothing is estimated and
+nothing has a threshold. A schedule that uses what is not there is refused. All entries are looked at together, as
+arrays, so that a budget that moves has its timeline at once.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy
+
+from acwb.core.graph import Array, Role
+from acwb.core.profile import Profile
+from acwb.core.schedule import Run, Schedule, SwapIn, SwapOut, Timeline
+from acwb.errors import AcwbError
+
+Copy = tuple[str, int]
+UNKNOWN = -(2**40)
+Offence = tuple[int, str]  # the entry that cannot be followed, and why
+
+
+def simulate(profile: Profile, schedule: Schedule) -> Timeline:
+    """What `core.schedule` costs, at every point; a schedule that uses what is not there is refused."""
+    simulation = _Simulation(profile, schedule)
+    offences = list(simulation.offences())
+    if offences:
+        raise AcwbError(min(offences, key=lambda offence: offence[0])[1])
+    return simulation.timeline()
+
+
+class _Simulation:
+    """A schedule as arrays: what runs where, and which copies of which storages come and go where.
+
+    Entries are counted from 1, because what exists before the step comes at 0. A copy of a storage is an item.
+    """
+
+    def __init__(self, profile: Profile, schedule: Schedule) -> None:
+        self.profile = profile
+        self.schedule = schedule
+        self.graph = graph = profile.graph
+        self.numbers = numbers = graph.numbers
+        self.end = len(schedule.entries) + 1
+        self.runs = [entry for entry in schedule.entries if isinstance(entry, Run)]
+        self.moves = [entry for entry in schedule.entries if not isinstance(entry, Run)]
+        is_run = numpy.array([type(entry) is Run for entry in schedule.entries], dtype=bool)
+        self.swaps_in = [at for at, move in enumerate(self.moves) if isinstance(move, SwapIn)]
+        self.run_at, self.move_at = numpy.flatnonzero(is_run) + 1, numpy.flatnonzero(~is_run) + 1
+        self.ops = _array([graph.rank.get(run.op, UNKNOWN) + len(graph.ops) * run.short for run in self.runs])
+        self.moved = _array([numbers.number.get(move.storage, UNKNOWN) for move in self.moves])
+        if self.ops.min(initial=0) < 0:
+            raise AcwbError(f"The schedule runs {self.runs[self.ops.argmin()].op}, which is not an op of this graph.")
+        if self.moved.min(initial=0) < 0:
+            name = self.moves[self.moved.argmin()].storage
+            raise AcwbError(f"The schedule has {name}, which is not a storage of this graph.")
+        self.copies = _array([run.copy for run in self.runs])
+        self.move_copies = _array([move.copy for move in self.moves])
+        self.widest = 1 + max(int(self.copies.max(initial=0)), int(self.move_copies.max(initial=0)))
+        self._list_makings()
+        self._list_events()
+
+    def _list_makings(self) -> None:
+        """Which run makes which storage where, each storage's in turn."""
+        position, storage = self.numbers.makes.of(self.ops)
+        key = storage * self.end + self.run_at[position]
+        order = numpy.argsort(key)
+        self.makings, self.made, self.made_copy = key[order], storage[order], self.copies[position][order]
+
+    def _list_events(self) -> None:
+        """Which items come and go where, each item's in turn."""
+        before = numpy.flatnonzero(~self.numbers.made)
+        moved = self.moved * self.widest + self.move_copies
+        comes = numpy.isin(numpy.arange(len(self.moves)), self.swaps_in)
+        item = numpy.concatenate([before * self.widest, self.made * self.widest + self.made_copy, moved])
+        at = numpy.concatenate([numpy.zeros_like(before), self.makings % self.end, self.move_at])
+        order = numpy.argsort(item * self.end + at)
+        self.item, self.at = item[order], at[order]
+        self.comes = numpy.concatenate([numpy.ones(len(before) + len(self.made), dtype=bool), comes])[order]
+        self.events = self.item * self.end + self.at
+        self.follows = numpy.append(False, self.item[1:] == self.item[:-1])  # on another event of the same item
+
+    def offences(self) -> Iterator[Offence]:
+        """What cannot be followed, the first of each kind."""
+        yield from self._runs_that_may_not_be()
+        yield from self._runs_before_what_they_need()
+        yield from self._comings_and_goings()
+        yield from self._reads_of_what_is_gone()
+        yield from self._old_views()
+
+    def _runs_that_may_not_be(self) -> Iterator[Offence]:
+        for position in numpy.flatnonzero((self.copies > 0) | (self.ops >= len(self.graph.ops))).tolist():
+            at, run = int(self.run_at[position]), self.runs[position]
+            if run.short and (run.op not in self.profile.shortcuts or not run.copy):
+                yield at, f"The schedule runs {run.op} by a shortcut, which the profile does not have for it."
+            elif run.copy and (written := self.graph.ops[self.graph.rank[run.op]].mutates):
+                yield at, f"The schedule runs {run.op} again, which writes into {', '.join(written)}."
+
+    def _runs_before_what_they_need(self) -> Iterator[Offence]:
+        first = numpy.full(len(self.graph.ops), self.end)
+        numpy.minimum.at(first, self.ops % len(self.graph.ops), self.run_at)
+        position, need = self.numbers.needs.of(self.ops % len(self.graph.ops))
+        yield from self._first(
+            first[need] >= self.run_at[position],
+            self.run_at[position],
+            lambda odd: (
+                f"The schedule runs {self.runs[position[odd]].op} before {self.graph.ops[need[odd]].name}, "
+                "whose result it takes."
+            ),
+        )
+
+    def _comings_and_goings(self) -> Iterator[Offence]:
+        was_there = self.follows & numpy.append(False, self.comes[:-1])
+        yield from self._first(
+            was_there == self.comes,
+            self.at,
+            lambda odd: (
+                f"The schedule {'makes' if self.comes[odd] else 'frees'} {self._named(self.item[odd])}, "
+                f"which is {'there already' if self.comes[odd] else 'not there'}."
+            ),
+        )
+        entries = self.schedule.entries
+        for odd in numpy.flatnonzero(numpy.isin(self.at, self.move_at[self.swaps_in])).tolist():
+            before = entries[self.at[odd - 1] - 1] if self.follows[odd] else None
+            if not isinstance(before, SwapOut):
+                what = self._named(self.item[odd])
+                yield int(self.at[odd]), f"The schedule swaps in {what}, which was not swapped out."
+
+    def _reads_of_what_is_gone(self) -> Iterator[Offence]:
+        position, storage = self.numbers.reads.of(self.ops)
+        at = self.run_at[position]
+        item = storage * self.widest + self._latest(storage, at)[0]
+        event = numpy.searchsorted(self.events, item * self.end + at) - 1
+        yield from self._first(
+            (event < 0) | (self.item[event] != item) | ~self.comes[event],
+            at,
+            lambda odd: (
+                f"The schedule runs {self.runs[position[odd]].op} when {self._named(item[odd])} is no longer there."
+            ),
+        )
+
+    def _latest(self, storage: Array, at: Array) -> tuple[Array, Array]:
+        """The newest copy of each storage before an entry, and where that was made; copy 0 at 0, if none was."""
+        making = numpy.searchsorted(self.makings, storage * self.end + at) - 1
+        is_one = numpy.append(self.made, -1)[making] == storage  # -1 also stands for no making at all
+        copies, places = numpy.append(self.made_copy, 0), numpy.append(self.makings % self.end, 0)
+        return numpy.where(is_one, copies[making], 0), numpy.where(is_one, places[making], 0)
+
+    def _old_views(self) -> Iterator[Offence]:
+        if self.widest == 1:
+            return
+        position, view = self.numbers.views.of(self.ops)
+        takes = numpy.sort(self.ops * self.end + self.run_at)
+        pair, base = self.numbers.bases.of(view)
+        position, view = position[pair], view[pair]
+        at = self.run_at[position]
+        taken = takes[numpy.searchsorted(takes, view * self.end + at) - 1] % self.end
+        yield from self._first(
+            self._latest(base, at)[1] > taken,
+            at,
+            lambda odd: (
+                f"The schedule runs {self.runs[position[odd]].op} with the view "
+                f"{self.graph.ops[view[odd]].name} of an older copy of {self.graph.storages[base[odd]].name}."
+            ),
+        )
+
+    @staticmethod
+    def _first(offends: "numpy.ndarray", at: Array, told: Callable[[int], str]) -> Iterator[Offence]:
+        odd = numpy.flatnonzero(offends)
+        if len(odd):
+            first = int(odd[at[odd].argmin()])
+            yield int(at[first]), told(first)
+
+    def _named(self, item: int) -> str:
+        name, copy = self._copy(item)
+        return f"copy {copy} of {name}"
+
+    def _copy(self, item: int) -> Copy:
+        return self.graph.storages[item // self.widest].name, int(item % self.widest)
+
+    def timeline(self) -> Timeline:
+        """What the schedule costs."""
+        storage = self.item // self.widest
+        sizes = self.numbers.sizes[storage]
+        changes = numpy.zeros((len(Role), self.end), dtype=numpy.int64)
+        numpy.add.at(changes, (self.numbers.roles[storage], self.at), numpy.where(self.comes, sizes, -sizes))
+        states = len(self.schedule.replayed(self.graph)) if self.widest > 1 else 0
+        state_bytes = self.graph.environment.random_state_bytes
+        changes[list(Role).index(Role.OTHER), 0] += states * state_bytes
+        by_role = changes.cumsum(axis=1)[:, 1:]
+        tensors = by_role.sum(axis=0)
+        seconds, workspace, shortcuts = self.profile.seconds, self.profile.workspace_bytes, self.profile.shortcuts
+        total = tensors + (state_bytes if states else 0)
+        total[self.run_at - 1] += _array(
+            [shortcuts[run.op][1] if run.short else workspace[run.op] for run in self.runs]
+        )
+        peak_step = int(total.argmax())
+        stalls = sum(move.stall for move in self.moves if isinstance(move, SwapIn)) if self.swaps_in else 0.0
+        return Timeline(
+            tensor_bytes=tuple(tensors.tolist()),
+            total_bytes=tuple(total.tolist()),
+            by_role={role: tuple(row.tolist()) for role, row in zip(Role, by_role, strict=True)},
+            seconds=sum([shortcuts[run.op][0] if run.short else seconds[run.op] for run in self.runs]) + stalls,
+            peak_step=peak_step,
+            peak_entry=self.schedule.entries[peak_step],
+            alive_at_peak=self._alive_at(peak_step),
+        )
+
+    def _alive_at(self, step: int) -> tuple[Copy, ...]:
+        """Who is alive after an entry, the largest first."""
+        leaves = numpy.append(numpy.where(self.follows[1:], self.at[1:], self.end), self.end)
+        alive = self.item[self.comes & (self.at <= step + 1) & (leaves > step + 1)]
+        alive = alive[numpy.argsort(self.numbers.by_size[alive // self.widest] * self.widest + alive % self.widest)]
+        return tuple([self._copy(item) for item in alive.tolist()])
+
+
+def _array(numbers: list[int]) -> Array:
+    return numpy.array(numbers, dtype=numpy.int64)

@@ -1,0 +1,1 @@
+"""Proves and measures: bitwise equality, peaks, times, batch sizes, other methods."""

@@ -1,0 +1,259 @@
+"""Finds the largest batch that trains in a given memory, with and without a plan: `largest_batch`.
+
+Two small batches are profiled. Storages, workspaces and times of another batch follow from them, line by line, so that
+the search needs no memory and no run. The batch that it finds is captured for its exact sizes, its kernels are asked
+for their workspaces, which follow no line, and its plan is confirmed by training it under a hard cap.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+from tqdm.auto import tqdm
+
+from acwb.core.graph import StepGraph
+from acwb.core.profile import Profile
+from acwb.errors import AcwbError, DoesNotFitError
+from acwb.evaluation.baselines import eager, planned, traced
+from acwb.evaluation.memory_cap import train_within
+from acwb.models import Subject
+from acwb.planning.budgets import budget_bytes
+from acwb.planning.frontier import Frontier, explore, frontier
+from acwb.planning.plan import Plan
+from acwb.profiling.profiler import profile
+from acwb.profiling.workspace_probe import workspaces
+from acwb.units import gibibytes
+
+MakeSubject = Callable[[int], Subject]
+SMALL = (2, 4)
+FARTHEST = 100  # times what is known to fit: how far one guess goes
+RESERVE = 0.005  # of the memory, for what a process holds beside torch's allocator
+STRIDE = 50  # a batch that did not fit is followed by one that is smaller by this part
+
+
+@dataclass(frozen=True, repr=False)
+class LargestBatch:
+    """The largest batches that train in a given memory.
+
+    Attributes:
+        eager: in plain PyTorch.
+        planned: with a plan.
+        plan: for the planned batch.
+        confirmed: both were trained under a hard cap, and plain PyTorch with one more did not fit.
+        search_seconds: how long the search took, without the confirmation.
+    """
+
+    subject: str
+    memory_bytes: int
+    eager: int
+    planned: int
+    plan: Plan
+    confirmed: bool
+    search_seconds: float
+
+    def __repr__(self) -> str:
+        how = "confirmed under a hard cap" if self.confirmed else "predicted"
+        factor = f", {self.planned / self.eager:.1f}×" if self.eager else ""
+        return (
+            f"LargestBatch: {self.subject} in {gibibytes(self.memory_bytes)}: {self.eager:,} in plain PyTorch, "
+            f"{self.planned:,} with a plan{factor} ({how}); the plan takes {self.plan.overhead:+.1%} time, found in "
+            f"{self.search_seconds:.0f} s"
+        )
+
+
+def largest_batch(
+    make_subject: MakeSubject, memory: int | float | str, small: tuple[int, int] = SMALL, confirm: bool = True
+) -> LargestBatch:
+    """The largest batch that trains in `memory`, with and without a plan.
+
+    Args:
+        make_subject: `make_subject(batch_size)` gives the subject; `acwb.models.resnet152`, say.
+        memory: bytes, or "4GiB": for everything that the training holds, parameters and optimizer state included.
+        small: two batch sizes to learn from, which have to fit into this machine.
+        confirm: train with both under a hard cap of that memory.
+
+    Example:
+        >>> acwb.largest_batch(acwb.models.resnet152, "1.5GiB")
+    """
+    size = budget_bytes(memory, 0)
+    start = time.perf_counter()
+    progress = partial(tqdm, desc="searching", leave=False)
+    profiles = [_profiled(make_subject, batch) for batch in progress(small)]
+    scale = Scale(small[0], profiles[0], small[1], profiles[1])
+    usable = int(size * (1 - RESERVE))
+    plain = largest_within(lambda batch: scale.at(batch).peak_bytes, usable, *small)
+    found = largest_within(partial(_floor, scale), usable, *small)
+    if found == 0:
+        raise frontier(scale.at(1)).infeasible(size)
+    found, plan = _exact(make_subject, scale, found, usable)
+    seconds = time.perf_counter() - start
+    if confirm:
+        plain = _confirmed_eager(make_subject, plain, size)
+        found, plan = _confirmed(make_subject, scale, found, plan, size, usable)
+    return LargestBatch(make_subject(1).name, size, plain, found, plan, confirm, seconds)
+
+
+def largest_within(peak_at: Callable[[int], int], memory: int, low: int, high: int) -> int:
+    """The largest number whose peak is within `memory`, for a peak that grows with it; 0 where there is none."""
+    known = {number: peak_at(number) for number in (low, high)}
+    while True:
+        fitting = max((number for number, peak in known.items() if peak <= memory), default=0)
+        over = min((number for number, peak in known.items() if peak > memory and number > fitting), default=None)
+        if over == fitting + 1:
+            return fitting
+        one, two = sorted(known, key=lambda number: abs(known[number] - memory))[:2]
+        slope = (known[one] - known[two]) / (one - two)
+        guess = one + int((memory - known[one]) / slope) if slope > 0 else 2 * fitting
+        if over is not None and len(known) % 3 == 0:  # where the peak is no line, halving gets there all the same
+            guess = (fitting + over) // 2
+        guess = max(fitting + 1, min(guess, over - 1 if over is not None else FARTHEST * fitting))
+        known[guess] = peak_at(guess)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The profile of any batch size, from those of two: every size and every time lies on a line."""
+
+    small: int
+    small_profile: Profile
+    large: int
+    large_profile: Profile
+
+    def __post_init__(self) -> None:
+        ours, theirs = self.small_profile.graph, self.large_profile.graph
+        if [(op.name, op.target) for op in ours.ops] != [(op.name, op.target) for op in theirs.ops]:
+            raise AcwbError(
+                f"The step has other ops at batch {self.small} than at batch {self.large}, so that nothing can be said "
+                "of other batches: give two sizes in `small` at which it has the same."
+            )
+
+    def at(self, batch: int, graph: StepGraph | None = None) -> Profile:
+        """The profile at `batch`; with `core.graph`, that of the captured step, its sizes are those."""
+        sizes = self._bytes
+        known = graph or replace(
+            self.small_profile.graph,
+            storages=tuple(
+                replace(storage, bytes=self._whole(*sizes[storage.name], batch))
+                for storage in self.small_profile.graph.storages
+            ),
+        )
+        if graph is not None and graph.rank.keys() != self.small_profile.graph.rank.keys():
+            raise AcwbError(f"The step has other ops at batch {batch} than at batch {self.small}: profile it instead.")
+        one, two = self.small_profile, self.large_profile
+        activations = {activation.name for activation in known.activations}
+        pairs = (one.swap_out_seconds, two.swap_out_seconds), (one.swap_in_seconds, two.swap_in_seconds)
+        swaps = [
+            {name: self._positive(left[name], right[name], batch) for name in activations} for left, right in pairs
+        ]
+        return Profile(
+            known,
+            {name: self._positive(each, two.seconds[name], batch) for name, each in one.seconds.items()},
+            {name: self._whole(each, two.workspace_bytes[name], batch) for name, each in one.workspace_bytes.items()},
+            swaps[0],
+            swaps[1],
+            one.conditions,
+            {
+                name: (
+                    self._positive(one.shortcuts[name][0], two.shortcuts[name][0], batch),
+                    self._whole(one.shortcuts[name][1], two.shortcuts[name][1], batch),
+                )
+                for name in one.shortcuts.keys() & two.shortcuts.keys()
+            },
+        )
+
+    @cached_property
+    def _bytes(self) -> Mapping[str, tuple[int, int]]:
+        large = self.large_profile.graph.storage
+        return {each.name: (each.bytes, large[each.name].bytes) for each in self.small_profile.graph.storages}
+
+    def _whole(self, left: int, right: int, batch: int) -> int:
+        """Bytes, rounded up."""
+        return max(0, left - (left - right) * (batch - self.small) // (self.large - self.small))
+
+    def _positive(self, left: float, right: float, batch: int) -> float:
+        """Seconds: noise must not make them vanish."""
+        line = left + (right - left) * (batch - self.small) / (self.large - self.small)
+        return max(line, left * 0.5 * batch / self.small if batch > self.small else left * 0.5)
+
+
+def _exact(make_subject: MakeSubject, scale: Scale, batch: int, usable: int) -> tuple[int, Plan]:
+    """The largest batch that has a plan once its step is captured and its kernels are asked for their workspaces.
+
+    What is learned at one batch corrects the guess for the next one, until there is none left between a batch that has
+    a plan and one that has not.
+    """
+    best: tuple[int, Plan] | None = None
+    over = None
+    while True:
+        trade_off: Frontier = frontier(_captured(make_subject, scale, batch))
+        if trade_off.floor_bytes <= usable:
+            best = batch, trade_off.at(usable)
+        elif batch == 1:
+            raise trade_off.infeasible(usable)
+        else:
+            over = batch
+        if batch > scale.small:
+            scale = Scale(scale.small, scale.small_profile, batch, trade_off.profile)
+        fitting = best[0] if best else 0
+        batch = largest_within(partial(_floor, scale), usable, scale.small, scale.large)
+        batch = max(1, min(batch, over - 1 if over is not None else batch))
+        if best is not None and batch <= fitting:
+            return best
+
+
+def _captured(make_subject: MakeSubject, scale: Scale, batch: int) -> Profile:
+    """The profile of a batch that is not run: sizes as captured, workspaces of its very kernels, times of the scale."""
+    step = traced(make_subject(batch))
+    scaled = scale.at(batch, step.graph)
+    own, short = workspaces(step)
+    return replace(
+        scaled,
+        workspace_bytes={**scaled.workspace_bytes, **own},
+        shortcuts={name: (seconds, short.get(name, size)) for name, (seconds, size) in scaled.shortcuts.items()},
+    )
+
+
+def _confirmed(
+    make_subject: MakeSubject, scale: Scale, batch: int, plan: Plan, size: int, usable: int
+) -> tuple[int, Plan]:
+    """The batch and its plan, once it was trained within `size`; where it did not fit, a smaller one."""
+    while True:
+        try:
+            train_within(partial(make_subject, batch), partial(planned, plan=plan), size)
+        except DoesNotFitError:
+            if batch == 1:
+                raise
+            batch -= max(1, batch // STRIDE)
+            plan = frontier(_captured(make_subject, scale, batch)).at(usable)
+        else:
+            return batch, plan
+
+
+def _profiled(make_subject: MakeSubject, batch: int) -> Profile:
+    return profile(traced(make_subject(batch)), repeats=1)
+
+
+def _floor(scale: Scale, batch: int) -> int:
+    return explore(scale.at(batch), starts=0).floor_bytes
+
+
+def _confirmed_eager(make_subject: MakeSubject, batch: int, size: int) -> int:
+    """The largest batch that plain PyTorch trains within `size`, beginning with a guess."""
+    outcomes = {0: True}
+    candidate = max(1, batch)
+    while True:
+        outcomes[candidate] = _fits(make_subject, candidate, size)
+        if outcomes[candidate] and outcomes.get(candidate + 1) is False:
+            return candidate
+        if not outcomes[candidate] and outcomes.get(candidate - 1):
+            return candidate - 1
+        candidate += 1 if outcomes[candidate] else -1
+
+
+def _fits(make_subject: MakeSubject, batch: int, size: int) -> bool:
+    try:
+        train_within(partial(make_subject, batch), eager, size)
+    except DoesNotFitError:
+        return False
+    return True

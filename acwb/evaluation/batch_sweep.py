@@ -1,0 +1,317 @@
+"""Peak memory and latency over batch sizes, with and without a plan, predicted beside measured: `sweep`.
+
+Every batch size is profiled, planned and measured in fresh processes, and written down as soon as it is done: a sweep
+that was interrupted goes on where it stopped. A batch size that does not fit is recorded as one that does not.
+"""
+
+import os
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm.auto import tqdm
+
+if TYPE_CHECKING:
+    import pandas
+from acwb import files
+from acwb.errors import AcwbError, DoesNotFitError, InfeasibleBudgetError
+from acwb.evaluation.baselines import Contender, eager, planned, traced
+from acwb.evaluation.fresh_process import launch
+from acwb.evaluation.measurement import ROUNDS, seconds_of
+from acwb.evaluation.memory_cap import train_within
+from acwb.evaluation.meters import Peaks, Ratio, peaks_of_each, ratio
+from acwb.models import Subject
+from acwb.planning.budgets import budget_bytes
+from acwb.planning.frontier import frontier
+from acwb.planning.heuristics import keep_all
+from acwb.planning.plan import Plan
+from acwb.profiling.devices import available_bytes
+from acwb.profiling.profiler import profile
+from acwb.units import gibibytes, milliseconds
+
+MakeSubject = Callable[[int], Subject]
+KIND = "Sweep"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A batch size with or without a plan.
+
+    Attributes:
+        problem: why it was not run: it does not fit, or no plan fits the budget. "" where it was run.
+        predicted_tensors: the predicted peak of live tensors; None where there is no plan.
+        predicted_bytes: the predicted peak, workspaces included.
+        peaks: as measured; None where it was not run.
+        seconds: of a step, round by round; empty where it was not run.
+    """
+
+    problem: str
+    predicted_tensors: int | None
+    predicted_bytes: int | None
+    peaks: Peaks | None = None
+    seconds: tuple[float, ...] = ()
+
+    @classmethod
+    def read(cls, content: dict[str, Any]) -> "Side":
+        """From what a file holds."""
+        peaks = Peaks(**content["peaks"]) if content["peaks"] else None
+        return cls(**{**content, "peaks": peaks, "seconds": tuple(content["seconds"])})
+
+
+@dataclass(frozen=True)
+class Point:
+    """One batch size of a sweep."""
+
+    batch_size: int
+    fingerprint: str
+    budget_bytes: int
+    predicted_overhead: float | None
+    plain: Side
+    planned: Side
+
+    @property
+    def time(self) -> Ratio | None:
+        """The time with the plan relative to plain PyTorch's; None where one of them was not run."""
+        if not self.plain.seconds or not self.planned.seconds:
+            return None
+        return ratio(list(self.planned.seconds), list(self.plain.seconds))
+
+    @property
+    def at_floor(self) -> bool:
+        """Whether no plan fits the budget, and this is the one with the lowest peak."""
+        return (self.planned.predicted_bytes or 0) > self.budget_bytes
+
+    @property
+    def saved(self) -> float | None:
+        """The part of the process's peak that the plan saves; None where one of them was not run."""
+        if self.plain.peaks is None or self.planned.peaks is None:
+            return None
+        return 1 - self.planned.peaks.process / self.plain.peaks.process
+
+    @classmethod
+    def read(cls, content: dict[str, Any]) -> "Point":
+        """From what a file holds."""
+        sides = {side: Side.read(content[side]) for side in ("plain", "planned")}
+        return cls(**{**content, **sides})
+
+
+@dataclass(frozen=True, repr=False)
+class Sweep:
+    """Batch sizes of a subject with and without a plan.
+
+    Attributes:
+        subject: its name.
+        settings: what the points have in common; a file is continued only with the same.
+        points: one for each batch size.
+    """
+
+    subject: str
+    settings: dict[str, Any]
+    points: tuple[Point, ...]
+
+    @property
+    def frame(self) -> "pandas.DataFrame":
+        """One row for each batch size; bytes and seconds."""
+        import pandas
+
+        return pandas.DataFrame([_row(point) for point in self.points])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a JSON file."""
+        files.write(path, KIND, asdict(self))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Sweep":
+        """Read back what `save` wrote."""
+        with files.reading(path, KIND) as content:
+            points = tuple(Point.read(point) for point in content["points"])
+            return cls(content["subject"], content["settings"], points)
+
+    def __repr__(self) -> str:
+        lines = [
+            f"Sweep: {self.subject}, {_told(self.settings)}",
+            f"  {'batch':>6}{'process peak':>14}{'with a plan':>14}{'':>8}{'step':>14}{'with a plan':>14}   time",
+        ]
+        return "\n".join([*lines, *(_line(point) for point in self.points)])
+
+
+def _told(settings: dict[str, Any]) -> str:
+    if settings["reduction"] is not None:
+        wanted = f"peak above static reduced by {settings['reduction']:.0%}"
+    else:
+        wanted = f"budget {settings['budget']}"
+    return wanted + (f", within {gibibytes(settings['memory_bytes'])}" if settings["memory_bytes"] else "")
+
+
+def _line(point: Point) -> str:
+    sides = point.plain, point.planned
+    peaks = [gibibytes(side.peaks.process) if side.peaks else "does not fit" for side in sides]
+    times = [milliseconds(statistics.median(side.seconds)) if side.seconds else "–" for side in sides]
+    saved = f"{-point.saved:+.1%}" if point.saved is not None else ""
+    time = f"{point.time}, within noise" if point.time and point.time.is_noise else str(point.time or "")
+    predicted = f" (predicted ×{1 + point.predicted_overhead:.3f})" if point.predicted_overhead is not None else ""
+    predicted += ", at the floor" if point.at_floor else ""
+    return (
+        f"  {point.batch_size:>6}{peaks[0]:>14}{peaks[1]:>12}{saved:>8}{times[0]:>14}{times[1]:>14}   {time}{predicted}"
+    )
+
+
+def _row(point: Point) -> dict[str, Any]:
+    row: dict[str, Any] = {"batch_size": point.batch_size, "budget_bytes": point.budget_bytes}
+    for name, side in (("plain", point.plain), ("planned", point.planned)):
+        row[f"{name}_problem"] = side.problem
+        row[f"{name}_predicted_tensor_bytes"] = side.predicted_tensors
+        row[f"{name}_predicted_bytes"] = side.predicted_bytes
+        for meter in ("tensors", "allocator", "process"):
+            row[f"{name}_{meter}_bytes"] = getattr(side.peaks, meter, None)
+        row[f"{name}_seconds"] = statistics.median(side.seconds) if side.seconds else None
+    time = point.time
+    row |= {"predicted_overhead": point.predicted_overhead, "saved": point.saved, "at_floor": point.at_floor}
+    return row | {f"time_{name}": getattr(time, name, None) for name in ("median", "low", "high")}
+
+
+def sweep(
+    subject: MakeSubject,
+    batch_sizes: Iterable[int],
+    budget: int | float | str | None = None,
+    reduction: float | None = None,
+    or_floor: bool = False,
+    memory: int | float | str | None = None,
+    rounds: int = ROUNDS,
+    repeats: int = 3,
+    path: str | os.PathLike[str] | None = None,
+    watcher: Callable[["Sweep"], None] | None = None,
+) -> Sweep:
+    """Peak memory and latency of each batch size, with and without a plan, predicted beside measured.
+
+    Args:
+        subject: `subject(batch_size)` gives what is trained; `acwb.models.resnet152`, say.
+        batch_sizes: in the order in which they are measured.
+        budget: for every batch size: bytes, "1.5GiB", or "60%" of its peak without a plan.
+        reduction: instead: by which part the peak above static is to be lower, 0.5 for half.
+        or_floor: where no plan fits that, take the one with the lowest peak, and say so.
+        memory: a hard cap under which each is tried first; without it, what this machine has.
+        rounds: how often the steps with and without a plan take turns.
+        repeats: how often the profiler times each op.
+        path: a JSON file for the points, each as soon as it is measured; what it holds already is not measured again.
+        watcher: called with what there is by now, whenever a batch size is done.
+
+    Example:
+        >>> acwb.sweep(acwb.models.resnet152, [4, 8, 16], reduction=0.5, path="results/sweep.json")
+    """
+    sizes = list(batch_sizes)
+    settings = {**_checked(sizes, budget, reduction, memory, rounds, repeats), "or_floor": or_floor}
+    name = subject(sizes[0]).name
+    if path is not None:
+        files.make_folder(Path(path).parent)  # before hours of measuring, not after them
+    done = {point.batch_size: point for point in _known(path, name, settings)}
+    for size in tqdm(sizes, desc=f"sweep of {name}"):
+        if size not in done or done[size].fingerprint != traced(subject(size)).graph.fingerprint:
+            done[size] = _point(subject, size, settings)
+            if path is not None:
+                Sweep(name, settings, tuple(done.values())).save(path)
+        if watcher is not None:
+            watcher(Sweep(name, settings, tuple(done[each] for each in sizes if each in done)))
+    return Sweep(name, settings, tuple(done[size] for size in sizes))
+
+
+def _checked(
+    sizes: list[int],
+    budget: int | float | str | None,
+    reduction: float | None,
+    memory: int | float | str | None,
+    rounds: int,
+    repeats: int,
+) -> dict[str, Any]:
+    if not sizes or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
+        raise AcwbError(f"batch_sizes is {sizes!r}: give whole numbers of at least 1, [4, 8, 16] say.")
+    if (budget is None) == (reduction is None):
+        raise AcwbError(f"budget is {budget!r} and reduction {reduction!r}: give one of them.")
+    if reduction is not None and not (isinstance(reduction, (int, float)) and 0 <= reduction < 1):
+        raise AcwbError(f"A reduction of {reduction!r} is not a part of the peak above static: give 0.5 for half.")
+    for name, count in (("rounds", rounds), ("repeats", repeats)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise AcwbError(f"{name} is {count!r}: give a whole number of at least 1.")
+    if budget is not None:
+        budget_bytes(budget, 1 << 60)  # refused here if it cannot be read
+    return {
+        "budget": budget,
+        "reduction": reduction,
+        "memory_bytes": budget_bytes(memory, 0) if memory is not None else None,
+        "rounds": rounds,
+        "repeats": repeats,
+        "torch": torch.__version__,
+    }
+
+
+def _known(path: str | os.PathLike[str] | None, name: str, settings: dict[str, Any]) -> Iterator[Point]:
+    """What a file holds of the same sweep."""
+    if path is None or not Path(path).exists():
+        return
+    earlier = Sweep.load(path)
+    if (earlier.subject, earlier.settings) != (name, settings):
+        raise AcwbError(
+            f"{path} holds another sweep ({earlier.subject}, {earlier.settings}), not {name}, {settings}: choose "
+            "another file, or remove this one."
+        )
+    yield from earlier.points
+
+
+def _point(make_subject: MakeSubject, batch_size: int, settings: dict[str, Any]) -> Point:
+    make = partial(make_subject, batch_size)
+    unplanned, plan, problem = launch(_plans, make, settings)
+    contenders: dict[str, Contender] = {"plain": eager}
+    sides = {"plain": _tried(make, eager, unplanned, settings), "planned": Side(problem, None, None)}
+    if plan is not None:
+        contenders["planned"] = partial(planned, plan=plan)
+        sides["planned"] = _tried(make, contenders["planned"], plan, settings)
+    running = {name: contenders[name] for name, side in sides.items() if not side.problem}
+    if running:
+        needed = {name: sides[name].predicted_bytes or 0 for name in running}
+        seconds = seconds_of(make, running, settings["rounds"])
+        peaks = peaks_of_each(make, running, needed, torch.device("cpu"))
+        sides |= {name: replace(sides[name], peaks=peaks[name], seconds=tuple(seconds[name])) for name in running}
+    return Point(
+        batch_size,
+        unplanned.profile.graph.fingerprint,
+        _budget(unplanned, settings),
+        plan.overhead if plan is not None else None,
+        **sides,
+    )
+
+
+def _plans(make: Callable[[], Subject], settings: dict[str, Any]) -> tuple[Plan, Plan | None, str]:
+    """Keeping everything; the plan; or why there is none."""
+    costs = profile(traced(make()), settings["repeats"])
+    unplanned, trade_off = keep_all(costs), frontier(costs)
+    try:
+        return unplanned, trade_off.at(_budget(unplanned, settings)), ""
+    except InfeasibleBudgetError as error:
+        if settings["or_floor"]:
+            return unplanned, trade_off.at(trade_off.floor_bytes), ""
+        return unplanned, None, str(error)
+
+
+def _budget(unplanned: Plan, settings: dict[str, Any]) -> int:
+    if settings["reduction"] is None:
+        return budget_bytes(settings["budget"], unplanned.profile.peak_bytes)
+    return unplanned.profile.budget(settings["reduction"])
+
+
+def _tried(make: Callable[[], Subject], contender: Contender, plan: Plan, settings: dict[str, Any]) -> Side:
+    """Whether a side can be run at all: under the cap, or else in what this machine has."""
+    side = Side("", plan.timeline.tensor_peak_bytes, plan.timeline.peak_bytes)
+    memory = settings["memory_bytes"]
+    if memory is None:
+        needs, has = plan.timeline.peak_bytes, available_bytes(torch.device("cpu"))
+        problem = f"It needs {gibibytes(needs)}, and this machine has {gibibytes(has)} left." if needs > has else ""
+        return replace(side, problem=problem)
+    try:
+        train_within(make, contender, memory)
+    except DoesNotFitError as error:
+        return replace(side, problem=str(error))
+    return side

@@ -1,0 +1,255 @@
+"""The side-by-side with what people use: every contender on one subject, measured by the same code, `make bench`.
+
+In one fresh process, each contender is first compared with plain PyTorch (what it gets wrong stands beside its
+figures), then its peak is read from torch's allocator, then all take turns for the time. For the peak of each one there
+is a plan of ours that needs no more.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from acwb import files, models
+from acwb.capture.step import TracedStep
+from acwb.evaluation.baselines import (
+    INDUCTOR,
+    Contender,
+    Step,
+    behind,
+    captured,
+    eager,
+    memory_budget,
+    op_policy,
+    per_block,
+    sqrt_n,
+    traced,
+)
+from acwb.evaluation.meters import Ratio, allocated_growth, interleave, ratio
+from acwb.evaluation.verifier import BUFFER, GRADIENT, compare
+from acwb.execution.rewriter import rewrite
+from acwb.models import Subject
+from acwb.planning.frontier import Frontier, frontier
+from acwb.planning.plan import Plan
+from acwb.profiling.profiler import profile
+from acwb.units import gibibytes
+
+ROUNDS = 11
+EAGER = "eager"
+KIND = "Contest"
+NEAR = 0.02  # plans whose overheads differ by less than this are one: the smaller one stands for both
+
+ALTERNATIVES: Mapping[str, Contender] = {
+    "captured, no plan": captured,
+    "per block": per_block,
+    "every second block": partial(per_block, every=2),
+    "√n segments": sqrt_n,
+    "op policy": op_policy,
+    **{f"memory budget {share}": partial(memory_budget, share=share) for share in (0.7, 0.3)},
+}
+COMPILED: Mapping[str, Contender] = {
+    f"inductor, budget {share}": partial(memory_budget, share=share, backend=INDUCTOR) for share in (1.0, 0.5)
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contender.
+
+    Attributes:
+        peak_bytes: of what torch's allocator gave out, what exists before the step included.
+        first_seconds: its first step, with all that is compiled or captured for it.
+        gradient_error: the relative error of all gradients together against plain PyTorch's; 0 where all are equal.
+        wrong_gradients: how many gradients are not equal to the bit.
+        wrong_buffers: how many buffers (batch-norm statistics) are not.
+        seconds: of a step, round by round.
+        predicted_overhead: of a plan of ours.
+    """
+
+    name: str
+    peak_bytes: int
+    first_seconds: float
+    gradient_error: float
+    wrong_gradients: int
+    wrong_buffers: int
+    seconds: tuple[float, ...] = ()
+    predicted_overhead: float | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Contest:
+    """Contenders on one subject; the first row is plain PyTorch.
+
+    Attributes:
+        rivals: the plan of ours that needs no more than a contender, by the contender's name.
+        curve: the whole trade-off as predicted: peak in bytes, overhead.
+    """
+
+    subject: str
+    batch_size: int
+    options: dict[str, Any]
+    static_bytes: int
+    rows: tuple[Row, ...]
+    rivals: Mapping[str, str]
+    curve: tuple[tuple[int, float], ...]
+
+    @property
+    def title(self) -> str:
+        """What was trained."""
+        options = "".join(f", {key} {value}" for key, value in self.options.items())
+        return f"{self.subject} at batch {self.batch_size}{options}"
+
+    def row(self, name: str) -> Row:
+        """A contender by its name."""
+        return next(row for row in self.rows if row.name == name)
+
+    def time(self, name: str, reference: str = EAGER) -> Ratio:
+        """The time of one contender relative to another's."""
+        return ratio(list(self.row(name).seconds), list(self.row(reference).seconds))
+
+    def share(self, name: str) -> float:
+        """The peak above static as a part of plain PyTorch's."""
+        return (self.row(name).peak_bytes - self.static_bytes) / (self.row(EAGER).peak_bytes - self.static_bytes)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """One record for each contender, as the table and the CSV file have it."""
+        return [self._record(row) for row in self.rows]
+
+    def _record(self, row: Row) -> dict[str, Any]:
+        record: dict[str, Any] = {
+            "subject": self.title,
+            "contender": row.name,
+            "peak_bytes": row.peak_bytes,
+            "static_bytes": self.static_bytes,
+            "peak_above_static": round(self.share(row.name), 4),
+            "wrong_gradients": row.wrong_gradients,
+            "gradient_error": row.gradient_error,
+            "wrong_buffers": row.wrong_buffers,
+            "first_seconds": round(row.first_seconds, 3),
+            "predicted_overhead": row.predicted_overhead,
+        }
+        if row.seconds:
+            mine = self.time(row.name)
+            record |= {"time": mine.median, "time_low": mine.low, "time_high": mine.high, "rounds": mine.rounds}
+        if row.name in self.rivals:
+            record |= {"ours": self.rivals[row.name], "ours_time": self.time(self.rivals[row.name]).median}
+        return record
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a JSON file."""
+        files.write(path, KIND, asdict(self))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Contest":
+        """Read back what `save` wrote."""
+        with files.reading(path, KIND) as content:
+            rows = tuple(Row(**{**row, "seconds": tuple(row["seconds"])}) for row in content["rows"])
+            fields = {key: content[key] for key in ("subject", "batch_size", "options", "static_bytes", "rivals")}
+            return cls(**fields, rows=rows, curve=tuple((size, more) for size, more in content["curve"]))
+
+    def __repr__(self) -> str:
+        whole, before = gibibytes(self.row(EAGER).peak_bytes), gibibytes(self.static_bytes)
+        lines = [
+            f"{self.title}: plain PyTorch needs {whole}, of which {before} are there before the step",
+            f"  {'contender':<22}{'peak':>7}  {'time':<24}{'ours at most there':<24}{'of its cost':<13}what is wrong",
+        ]
+        return "\n".join([*lines, *(self._line(row) for row in self.rows)])
+
+    def _line(self, row: Row) -> str:
+        mine = str(self.time(row.name)) if row.seconds else "–"
+        other = part = ""
+        if row.name in self.rivals:
+            ours, theirs = self.time(self.rivals[row.name]), self.time(row.name)
+            other = str(ours)
+            costs = theirs.median > 1 and not theirs.is_noise
+            part = f"{max(0, ours.median - 1) / (theirs.median - 1):.0%}" if costs else "noise"
+        elif row.predicted_overhead is not None:
+            other = f"predicted ×{1 + row.predicted_overhead:.3f}"
+        return f"  {row.name:<22}{self.share(row.name):>7.1%}  {mine:<24}{other:<24}{part:<13}{_wrong(row)}"
+
+
+def _wrong(row: Row) -> str:
+    parts = []
+    if row.wrong_gradients:
+        parts.append(f"{row.wrong_gradients} gradients, relative error {row.gradient_error:.1e}")
+    if row.wrong_buffers:
+        parts.append(f"{row.wrong_buffers} buffers")
+    return "; ".join(parts) or "nothing, to the bit"
+
+
+def hold(
+    name: str,
+    batch_size: int,
+    options: Mapping[str, Any],
+    alternatives: Mapping[str, Contender],
+    rounds: int,
+    repeats: int = 3,
+    step: TracedStep | None = None,
+) -> Contest:
+    """Let contenders and our plans compete on a subject; without rounds, only see what goes wrong.
+
+    Where the subject's step is captured already, `step` saves doing that again.
+    """
+    subject: Subject = behind(step)[0] if step else getattr(models, name)(batch_size=batch_size, **options)
+    steps: dict[str, Step] = {}
+    rows: list[Row] = []
+    for label, contender in tqdm({EAGER: eager, **alternatives}.items(), desc=f"{name}: each alone"):
+        steps[label], row = _alone(label, subject, contender)
+        rows.append(row)
+    static = subject.static_bytes
+    if not rounds:
+        return Contest(name, batch_size, dict(options), static, tuple(rows), {}, ())
+    step = step or traced(subject.twin())
+    trade_off = frontier(profile(step, repeats))
+    plans, rivals = _ours(trade_off, rows)
+    for label, plan in tqdm(plans.items(), desc=f"{name}: plans"):
+        steps[label], row = _alone(label, subject, partial(_planned, step, plan))
+        rows.append(replace(row, predicted_overhead=plan.overhead))
+    seconds = interleave(steps, rounds, warm_up=False)
+    timed = (replace(row, seconds=tuple(seconds[row.name])) for row in rows)
+    curve = tuple((point.peak_bytes, trade_off.overhead(point)) for point in trade_off.points)
+    return Contest(name, batch_size, dict(options), static, tuple(timed), rivals, curve)
+
+
+def _alone(label: str, subject: Subject, contender: Contender) -> tuple[Step, Row]:
+    """A contender's step; what it gets wrong, and its peak."""
+    start = time.perf_counter()
+    step = contender(subject.twin())
+    step()
+    first = time.perf_counter() - start
+    growth: list[int] = []
+
+    def metered() -> torch.Tensor:
+        losses: list[torch.Tensor] = []
+        growth.append(allocated_growth(lambda: losses.append(step()), torch.device("cpu")))
+        return losses[0]
+
+    subject.free_gradients()
+    found = compare(subject, metered)
+    peak = subject.static_bytes + growth[0]
+    gradients, buffers = found.of_kind(GRADIENT), found.of_kind(BUFFER)
+    return step, Row(label, peak, first, found.gradient_error, len(gradients), len(buffers))
+
+
+def _planned(step: TracedStep, plan: Plan, _subject: Subject) -> Step:
+    """A plan of ours, for a step that is captured once for all of them."""
+    return rewrite(step, plan).run
+
+
+def _ours(trade_off: Frontier, rows: list[Row]) -> tuple[dict[str, Plan], dict[str, str]]:
+    """Plans of ours for the peaks of the others, and which stands against which."""
+    plans: dict[str, Plan] = {}
+    rivals: dict[str, str] = {}
+    saving = [row for row in rows if trade_off.floor_bytes <= row.peak_bytes < (1 - NEAR) * rows[0].peak_bytes]
+    for row in sorted(saving, key=lambda row: row.peak_bytes):
+        plan = trade_off.at(row.peak_bytes)
+        if not plans or list(plans.values())[-1].overhead - plan.overhead > NEAR:
+            plans[f"ours, {gibibytes(plan.timeline.peak_bytes)}"] = plan
+        rivals[row.name] = list(plans)[-1]
+    return plans, rivals

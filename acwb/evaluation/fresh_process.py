@@ -1,0 +1,161 @@
+"""Runs a function in a fresh process: for memory that nothing else has touched, and for limits that must not stay.
+
+The function and its arguments go there in a file, also where a notebook defines them, the result comes back the same
+way, and what the function raises is raised here. This process's main module is not run again.
+"""
+
+import os
+import pickle
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from pathlib import Path
+from threading import Event
+from typing import Any, TypeVar
+
+import cloudpickle
+
+from acwb.errors import AcwbError
+from acwb.profiling.devices import data_bytes
+
+Result = TypeVar("Result")
+
+# The C library then maps every block of 64 KiB or more by itself and gives it back when it is freed, so that the
+# process's memory follows its tensors. It makes allocation slower: times are never measured so. Two such processes may
+# run at the same time: their threads sleep while they wait, instead of keeping the cores from each other.
+PLAIN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_WAIT_POLICY": "passive"}
+PATIENCE = 0.1  # seconds between two looks at whether a process is to be ended
+
+
+class ProcessDiedError(AcwbError):
+    """A fresh process ended without an answer."""
+
+
+class CancelledError(AcwbError):
+    """A fresh process was ended because somebody asked for it."""
+
+
+_stops: ContextVar[tuple[Event, ...]] = ContextVar("stops", default=())
+
+
+@contextmanager
+def cancellable(stop: Event) -> Iterator[None]:
+    """While entered, fresh processes of this thread are ended as soon as `stop` is set, with a `CancelledError`."""
+    token = _stops.set((*_stops.get(), stop))
+    try:
+        yield
+    finally:
+        _stops.reset(token)
+
+
+def together(calls: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
+    """Make calls at the same time, each in a thread of its own; once one fails, the others' processes are ended."""
+    given_up = Event()
+
+    def make(call: Callable[[], Result]) -> Result:
+        with cancellable(given_up):
+            return call()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        running = {name: pool.submit(copy_context().run, make, call) for name, call in calls.items()}
+        try:
+            for first in wait(running.values(), return_when=FIRST_EXCEPTION).done:
+                first.result()
+        except BaseException:
+            given_up.set()
+            raise
+        return {name: future.result() for name, future in running.items()}
+
+
+def launch(
+    function: Callable[..., Result],
+    *args: object,
+    environment: Mapping[str, str] | None = None,
+    shows_progress: bool = False,
+    **kwargs: object,
+) -> Result:
+    """Call `function` in a fresh process with more environment variables, and return what it returns.
+
+    What the process writes to its standard error, progress bars for one, is shown only on demand.
+    """
+    with tempfile.TemporaryDirectory(prefix="acwb-") as folder:
+        call, answer = Path(folder) / "call", Path(folder) / "answer"
+        _write(call, function, args, kwargs)
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import answer; answer({folder!r})"
+        child = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, **(environment or {})},
+            stderr=None if shows_progress else subprocess.PIPE,
+        )
+        said = _outcome(child)
+        if not answer.exists():
+            written = said.decode(errors="replace").strip()
+            last = "its errors stand above" if shows_progress else written.rpartition("\n")[2] or "it wrote nothing"
+            raise ProcessDiedError(
+                f"The process that ran {_name(function)} ended with code {child.returncode} ({last}): it was killed, "
+                "or what it should run cannot be imported there."
+            )
+        result: Any = pickle.loads(answer.read_bytes())
+    if isinstance(result, BaseException):
+        raise result
+    value: Result = result
+    return value
+
+
+def _outcome(child: "subprocess.Popen[bytes]") -> bytes:
+    """Wait for a process, and return what it wrote to its standard error; it does not outlive whoever waits for it."""
+    stops = _stops.get()
+    try:
+        while True:
+            try:
+                return child.communicate(timeout=PATIENCE if stops else None)[1] or b""
+            except subprocess.TimeoutExpired:
+                if any(stop.is_set() for stop in stops):
+                    raise CancelledError("The measurement was cancelled.") from None
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.communicate()
+
+
+def answer(folder: str) -> None:
+    """What the fresh process does: call the function, and leave its result, or what it raised, in a file."""
+    with (Path(folder) / "call").open("rb") as file:
+        function, args, kwargs = pickle.load(file)
+    try:
+        result = function(*args, **kwargs)
+    except Exception as error:  # raised again by `launch`
+        result = error
+    scratch = Path(folder) / "part"
+    scratch.write_bytes(cloudpickle.dumps(result))
+    scratch.replace(Path(folder) / "answer")
+
+
+def _write(path: Path, function: Callable[..., object], args: object, kwargs: object) -> None:
+    try:
+        with path.open("wb") as file:
+            cloudpickle.dump((function, args, kwargs), file)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise AcwbError(
+            f"{_name(function)} or its arguments cannot be sent to another process ({error}): leave out what belongs "
+            "to this one, like open files and locks."
+        ) from error
+
+
+def cap_memory(size: int) -> None:
+    """From now on, let this process allocate `size` bytes more than it holds, and not a byte beyond that.
+
+    Mapped libraries do not count; what the C library holds without using it stays there to be used. What torch cannot
+    get, it reports as an error.
+    """
+    limit = data_bytes() + size
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _name(function: Callable[..., object]) -> str:
+    return getattr(function, "__qualname__", repr(function))

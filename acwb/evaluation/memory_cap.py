@@ -1,0 +1,81 @@
+"""Trains under a hard memory cap, so that "does not fit" is what happened and not what was computed.
+
+The cap is on the data of a fresh process (RLIMIT_DATA, on CPU), set when it has run once: what the interpreter, the
+libraries and the capture hold by then is not part of it, but everything that belongs to the training is, from its
+parameters to workspaces.
+"""
+
+import gc
+from collections.abc import Callable
+
+import torch
+
+from acwb.errors import DoesNotFitError
+from acwb.evaluation.baselines import Contender
+from acwb.evaluation.fresh_process import PLAIN_MEMORY, ProcessDiedError, cap_memory, launch
+from acwb.models import Subject
+from acwb.profiling.devices import (
+    is_out_of_memory,
+    peak_resident_bytes,
+    reset_peak_resident,
+    resident_bytes,
+    trim_memory,
+)
+from acwb.units import gibibytes
+
+OUT_OF_MEMORY = ("bad_alloc", "allocate memory")
+
+
+def train_within(
+    make: Callable[[], Subject], contender: Contender, memory: int, iterations: int = 2, seed: int = 0
+) -> list[float]:
+    """The losses of a training that is given `memory` bytes and not one more; `DoesNotFitError` if that is too little.
+
+    Args:
+        make: gives the subject, in the fresh process.
+        contender: gives its step.
+        memory: for parameters, buffers, the batch, the optimizer's state, gradients, activations and workspaces.
+        iterations: how many losses; the optimizer's state exists from the second on.
+        seed: of the random state from which the first iteration draws.
+    """
+    try:
+        return launch(_train, make, contender, memory, iterations, seed, environment=PLAIN_MEMORY)
+    except ProcessDiedError as error:
+        if not any(word in str(error) for word in OUT_OF_MEMORY):
+            raise
+        raise DoesNotFitError(f"The step does not fit in {gibibytes(memory)}: the process was ended.") from error
+
+
+def _train(make: Callable[[], Subject], contender: Contender, memory: int, iterations: int, seed: int) -> list[float]:
+    _warm_up(make, contender)
+    subject = make()
+    step = contender(subject)
+    gc.collect()
+    trim_memory()
+    left = memory - subject.static_bytes
+    if left <= 0:
+        raise DoesNotFitError(
+            f"{gibibytes(subject.static_bytes)} of parameters, buffers and inputs do not fit in {gibibytes(memory)}."
+        )
+    torch.manual_seed(seed)
+    before = resident_bytes()
+    reset_peak_resident()
+    cap_memory(left)
+    try:
+        losses = [float(step()) for _ in range(iterations)]
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and not is_out_of_memory(error):
+            raise
+        raise DoesNotFitError(f"The step does not fit in {gibibytes(memory)}: {error}") from error
+    grown = peak_resident_bytes() - before
+    if grown > left:
+        raise DoesNotFitError(
+            f"The step does not fit in {gibibytes(memory)}: beside what existed before it, the process grew by "
+            f"{gibibytes(grown)}, where {gibibytes(left)} were left; it used what the C library still held."
+        )
+    return losses
+
+
+def _warm_up(make: Callable[[], Subject], contender: Contender) -> None:
+    """Run once and throw it away: threads, kernels and buffers that libraries make and keep are not the training's."""
+    contender(make())()

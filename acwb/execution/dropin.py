@@ -1,0 +1,390 @@
+"""A planned model as a drop-in for any training loop: `checkpoint(model, example_inputs, budget)`.
+
+The model's forward and backward are captured, planned and rewritten as a whole, then split where the loop computes its
+loss. The result is a module with the model's own parameters, buffers and submodules under the same names. Inputs of
+another form, another mode or another precision get a plan of their own, within the same budget.
+"""
+
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from acwb import rng
+from acwb.capture.slots import settings_of
+from acwb.capture.step import Form, TracedStep
+from acwb.capture.tracer import LossFunction, capture
+from acwb.capture.validation import described
+from acwb.core.graph import Role, StepGraph, Storage
+from acwb.core.profile import Profile
+from acwb.errors import AcwbError, ChangedStepError
+from acwb.execution.autograd_function import Arguments, Program, Programs
+from acwb.execution.output_tree import Reads, Tree, tree_of
+from acwb.execution.partition import former_inputs
+from acwb.execution.rewriter import rewrite
+from acwb.planning.budgets import budget_bytes
+from acwb.planning.plan import Plan
+from acwb.planning.planner import plan
+from acwb.profiling.devices import meter_of
+from acwb.profiling.profiler import profile
+from acwb.units import gibibytes
+
+REPLAN, ERROR = "replan", "error"
+OWN = ("training", "budget_bytes")
+MANY = 16
+SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+
+
+def checkpoint(
+    model: nn.Module,
+    example_inputs: object,
+    budget: int | float | str,
+    *,
+    loss_fn: LossFunction | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    accumulate: bool = False,
+    on_new_shape: str = REPLAN,
+    planner: str = "frontier",
+    keep: str | Iterable[str] = (),
+    recompute: str | Iterable[str] = (),
+    repeats: int = 3,
+) -> "Checkpointed":
+    """The model with its activations planned for a budget: train it as before, with the same results to the bit.
+
+    Args:
+        model: in the mode in which it is trained; its parameters, buffers and submodules are used, not copied.
+        example_inputs: a tuple of positional inputs or a dict of keyword inputs; with `loss_fn`, the batch for that.
+        budget: the peak of a step: bytes, "1.5GiB", or "60%" of the peak without a plan. It counts what it is told of.
+        loss_fn: `loss_fn(model, batch)`, as the loop computes the loss: counts what that needs, and tells which outputs
+            it is computed from. Without it, that is the output's `.loss`, or else all of them.
+        optimizer: counts its state and what its step needs.
+        accumulate: counts the gradients of earlier batches, which stay in `.grad`.
+        on_new_shape: what to do with inputs of another form: "replan", or "error".
+        planner: as in `acwb.plan`.
+        keep: as in `acwb.plan`.
+        recompute: as in `acwb.plan`.
+        repeats: as in `acwb.profile`.
+
+    Example:
+        >>> model = acwb.checkpoint(model, (images,), "1.5GiB", optimizer=optimizer)
+        >>> loss = criterion(model(images), labels)
+        >>> loss.backward()
+    """
+    if isinstance(model, Checkpointed):
+        raise AcwbError("The model has a plan already: pass the one that it was made from, which is its .unplanned.")
+    if not isinstance(model, nn.Module):
+        raise AcwbError(f"checkpoint needs an nn.Module, not {type(model).__name__}: pass the model itself.")
+    if on_new_shape not in (REPLAN, ERROR):
+        raise AcwbError(f"on_new_shape is {on_new_shape!r}: give {REPLAN!r} or {ERROR!r}.")
+    options = Options(loss_fn, optimizer, accumulate, on_new_shape, planner, keep, recompute, repeats)
+    planned = Checkpointed(model, options)
+    if loss_fn is None:
+        planned.prepare(_as_arguments(example_inputs), budget)
+    else:
+        planned.prepare(_arguments_in(loss_fn, model, example_inputs), budget, example_inputs)
+    return planned
+
+
+@dataclass(frozen=True)
+class Options:
+    """What stays the same for all plans of a model."""
+
+    loss_fn: LossFunction | None
+    optimizer: torch.optim.Optimizer | None
+    accumulate: bool
+    on_new_shape: str
+    planner: str
+    keep: str | Iterable[str]
+    recompute: str | Iterable[str]
+    repeats: int
+
+
+class Checkpointed(nn.Module):
+    """A model whose forward and backward follow plans; parameters, buffers and submodules are the model's own.
+
+    Without gradients it calls the model itself.
+
+    Attributes:
+        unplanned: the model.
+        budget_bytes: what every plan answers to.
+    """
+
+    def __init__(self, model: nn.Module, options: Options) -> None:
+        super().__init__()
+        self.__dict__.update({table: model.__dict__[table] for table in SHARED})
+        self.__dict__["unplanned"] = model
+        self.training = model.training
+        self.budget_bytes = 0
+        self._options = options
+        self._programs = Programs()
+        self._loss_share = 0.0  # what the loss needs, as a multiple of the derivatives that it gives
+        self._reads: Reads | None = None  # what the loss function reads, once that is known
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__") or "unplanned" not in self.__dict__:
+                raise
+            return getattr(self.unplanned, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name in OWN:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.unplanned, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.unplanned, name)
+
+    def train(self, mode: bool = True) -> "Checkpointed":
+        """Set the mode of the model and all its modules."""
+        self.unplanned.train(mode)
+        self.training = mode
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own."""
+        return self.unplanned.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As the model's own."""
+        return self.unplanned.load_state_dict(*args, **kwargs)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans that were made, one for each form of inputs."""
+        return tuple(program.plan for program in self._programs.values())
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model gives."""
+        if not torch.is_grad_enabled() or not any(parameter.requires_grad for parameter in self.parameters()):
+            return self.unplanned(*args, **kwargs)
+        arguments = _arguments(args, kwargs)
+        program = self._programs.get(self._key(arguments))
+        if program is None:
+            self._refuse_new(arguments)
+            program = self.prepare(arguments, self.budget_bytes)
+        return program(arguments)
+
+    def prepare(self, arguments: Arguments, budget: int | float | str, batch: object = None) -> Program:
+        """Capture, profile and plan the model for arguments of this form; `batch` is one for the loss function."""
+        options = self._options
+        for name, leaf in pytree.tree_leaves_with_path(arguments):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                raise AcwbError(
+                    f"Input {pytree.keystr(name)} requires grad, but a planned model has gradients for its parameters "
+                    "only: plan the whole model, from what it is given to what the loss is computed from."
+                )
+        if len(self._programs) == MANY:
+            warnings.warn(
+                f"{MANY} plans were made for this model, each for inputs of another form, and one more is on its way: "
+                "pad inputs to a few shapes, and pass numbers that change as tensors.",
+                stacklevel=3,
+            )
+        step, tree = _captured(self.unplanned, arguments, self._reads, options.optimizer)
+        if options.loss_fn is not None and batch is not None:
+            self._loss_share, read = _loss_needs(options.loss_fn, self.unplanned, batch, tree, step)
+            self._reads = Reads(tree.names, read)
+            if read != tree.read:
+                step, tree = _captured(self.unplanned, arguments, self._reads, options.optimizer)
+        step = replace(step, graph=_with_more(step, options.accumulate))
+        costs = _with_loss(profile(step, repeats=options.repeats), step, self._loss_share)
+        self.budget_bytes = budget_bytes(budget, costs.peak_bytes)
+        chosen = plan(costs, self.budget_bytes, options.planner, options.keep, options.recompute)
+        light = replace(step, batch=step.batch.without_tensors())  # or every plan would keep a batch
+        program = self._programs[self._key(arguments)] = Program(rewrite(light, chosen), chosen, tree)
+        return program
+
+    def _key(self, arguments: Arguments) -> Hashable:
+        """What a plan is made for."""
+        leaves, spec = pytree.tree_flatten(arguments)
+        model, known = self.unplanned, dict[int, Any]()
+        settings = [(id(module), *settings_of(module, known).items()) for module in model.modules()]
+        return (
+            str(spec),
+            tuple(Form.of(leaf) if isinstance(leaf, torch.Tensor) else (type(leaf), repr(leaf)) for leaf in leaves),
+            tuple(settings),
+            tuple(Form.of(tensor) for tensor in (*model.parameters(), *model.buffers())),
+            _autocast(_device_of(leaves)),
+            torch.is_autocast_cache_enabled(),
+            _attention_kernels(),
+        )
+
+    def _refuse_new(self, arguments: Arguments) -> None:
+        if self._options.on_new_shape == ERROR:
+            forms = ", ".join(
+                f"{key}: {Form.of(value) if isinstance(value, torch.Tensor) else described(value)}"
+                for key, value in arguments.items()
+            )
+            known = "; ".join(", ".join(each.profile.graph.environment.batch) for each in self.plans)
+            raise ChangedStepError(
+                f"There is no plan for inputs {forms} in this mode and precision, only for {known}: pass such inputs, "
+                'or use on_new_shape="replan".',
+                "batch",
+            )
+
+    def extra_repr(self) -> str:
+        """What is planned, and what the budget counts."""
+        counted = ["parameters, buffers, inputs, activations, gradients, outputs and their derivatives, workspaces"]
+        left_out = ["memory that the C library or the allocator holds without using it"]
+        options = self._options
+        (counted if options.optimizer else left_out).append("the optimizer's state and step")
+        (counted if options.loss_fn else left_out).append("what the loss function needs")
+        (counted if options.accumulate else left_out).append("gradients of earlier batches")
+        lines = [
+            f"budget {gibibytes(self.budget_bytes)}",
+            *(_told(each) for each in self.plans),
+            f"counted: {'; '.join(counted)}",
+            f"not counted: {'; '.join(left_out)}",
+        ]
+        return "\n".join(lines)
+
+
+def _told(chosen: Plan) -> str:
+    inputs = ", ".join(chosen.profile.graph.environment.batch)
+    peak, plain = gibibytes(chosen.timeline.peak_bytes), gibibytes(chosen.profile.peak_bytes)
+    return f"{inputs}: peak {peak} instead of {plain}, {chosen.overhead:+.1%} time"
+
+
+def _captured(
+    model: nn.Module, arguments: Arguments, known: Reads | None, optimizer: torch.optim.Optimizer | None
+) -> tuple[TracedStep, Tree]:
+    """The step of a model whose loss is computed outside, and what the model gives."""
+    found: list[Tree] = []
+    device = _device_of(pytree.tree_leaves(arguments))
+    settings = _autocast(device)
+
+    def call(model: nn.Module, batch: Arguments) -> tuple[torch.Tensor, ...]:
+        with torch.autocast(device.type, dtype=settings) if settings else nullcontext():
+            output = _call(model, batch)
+        tree, tensors = tree_of(output, known)
+        found.append(tree)
+        return tuple(tensor if position in tree.read else tensor.detach() for position, tensor in enumerate(tensors))
+
+    with torch.autocast(device.type, enabled=False):
+        step = capture(model, arguments, call, optimizer, is_open=True)
+    return step, found[-1]
+
+
+def _call(model: Callable[..., Any], arguments: Mapping[int | str, Any]) -> Any:
+    positional = [value for key, value in arguments.items() if isinstance(key, int)]
+    return model(*positional, **{key: value for key, value in arguments.items() if isinstance(key, str)})
+
+
+def _device_of(leaves: Iterable[Any]) -> torch.device:
+    return next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
+
+
+def _autocast(device: torch.device) -> torch.dtype | None:
+    """The precision of autocast around the call, if there is one."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    arguments: Arguments = dict(enumerate(args))
+    arguments.update(kwargs)
+    return arguments
+
+
+def _attention_kernels() -> tuple[bool, ...]:
+    """Which kernels scaled dot product attention may take."""
+    kinds = torch.backends.cuda
+    return (kinds.flash_sdp_enabled(), kinds.mem_efficient_sdp_enabled(), kinds.math_sdp_enabled())
+
+
+def _as_arguments(example: object) -> Arguments:
+    if isinstance(example, Mapping):
+        return dict(example)
+    if isinstance(example, (tuple, list)):
+        return dict(enumerate(example))
+    raise AcwbError(
+        f"example_inputs is {described(example)}: give a tuple of positional inputs or a dict of keyword inputs, (x,) "
+        "for one tensor."
+    )
+
+
+class _Called(BaseException):
+    """Carries the arguments of a call out of a loss function."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
+class _StandIn(nn.Module):
+    """Looks like the model to a loss function, but answers otherwise."""
+
+    def __init__(self, model: nn.Module, answer: Callable[[Arguments], Any]) -> None:
+        super().__init__()
+        self.__dict__.update({table: model.__dict__[table] for table in SHARED}, training=model.training)
+        self.__dict__.update(model=model, answer=answer)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["model"], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__["answer"](_arguments(args, kwargs))
+
+
+def _arguments_in(loss_fn: LossFunction, model: nn.Module, batch: object) -> Arguments:
+    """What a loss function calls the model with."""
+
+    def tell(arguments: Arguments) -> None:
+        raise _Called(arguments)
+
+    try:
+        loss_fn(_StandIn(model, tell), batch)
+    except _Called as called:
+        return called.arguments
+    raise AcwbError("loss_fn does not call the model: call the module that it gets as its first argument.")
+
+
+def _loss_needs(
+    loss_fn: LossFunction, model: nn.Module, batch: object, tree: Tree, step: TracedStep
+) -> tuple[float, tuple[int, ...]]:
+    """The memory that a loss takes, as a multiple of its derivatives, and which outputs it is computed from."""
+    outputs = tuple(
+        torch.ones(form.shape, dtype=form.dtype, device=form.device, requires_grad=form.requires_grad)
+        for form in tree.forms
+    )
+    wanted = [position for position, form in enumerate(tree.forms) if form.requires_grad]
+    device = step.device
+    state = rng.random_state(device)
+    meter = meter_of(device)
+    with torch.enable_grad(), meter, meter.watch("loss"):
+        loss = loss_fn(_StandIn(model, lambda _: tree.filled(outputs)), batch)
+        derivatives = torch.autograd.grad(loss, [outputs[position] for position in wanted], allow_unused=True)
+    rng.set_random_state(device, state)
+    read = tuple(at for at, derivative in zip(wanted, derivatives, strict=True) if derivative is not None)
+    if not read:
+        raise AcwbError("loss_fn does not compute the loss from what the model gives, so nothing would be trained.")
+    return meter.growth()["loss"] / sum(each.nbytes for each in derivatives if each is not None), read
+
+
+def _with_loss(costs: Profile, step: TracedStep, share: float) -> Profile:
+    """A profile in which the loss has its memory where its derivatives are made."""
+    derivatives = [node.name for node in step.fx_graph.nodes if "derivative_of" in node.meta]
+    size = sum(step.graph.storage[name].bytes for name in derivatives)
+    more = max(0, round(share * size) - size)
+    return replace(costs, workspace_bytes={**costs.workspace_bytes, derivatives[0]: more})
+
+
+def _with_more(step: TracedStep, accumulate: bool) -> StepGraph:
+    """The step's graph with what else is there: former values of what is written back, gradients of earlier batches."""
+    graph = step.graph
+    placeholders = step.fx_graph.find_nodes(op="placeholder")
+    former = [placeholders[position].meta["storage"] for position in former_inputs(step)]
+    more = [Storage(f"{name}, former value", graph.storage[name].bytes, Role.OTHER) for name in former]
+    if accumulate:
+        for parameter, gradient in graph.gradients:
+            more.append(Storage(f"{parameter}.grad", graph.storage[gradient].bytes, Role.GRADIENT))
+    return replace(graph, storages=(*graph.storages, *more))

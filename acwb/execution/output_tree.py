@@ -1,0 +1,78 @@
+"""What a model gives: tensors in tuples and dicts, taken apart and put together again."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from acwb.capture.step import Form
+from acwb.capture.validation import described
+from acwb.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class Tree:
+    """What a model gives: tensors, and what stands around them.
+
+    Attributes:
+        leaves: what it gives besides tensors; in the place of a tensor, its position among them.
+        names: of the tensors.
+        forms: of the tensors, as the model gives them.
+        read: the positions of those from which the loss is computed.
+    """
+
+    spec: pytree.TreeSpec
+    leaves: tuple["int | Constant", ...]
+    names: tuple[str, ...]
+    forms: tuple[Form, ...]
+    read: tuple[int, ...]
+
+    def filled(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        """What the model gives, with these tensors."""
+        leaves = [leaf.value if isinstance(leaf, Constant) else tensors[leaf] for leaf in self.leaves]
+        return self.spec.unflatten(leaves)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number, a text or None in what a model gives."""
+
+    value: object
+
+
+@dataclass(frozen=True)
+class Reads:
+    """From which of the tensors that a model gives the loss is computed."""
+
+    names: tuple[str, ...]
+    read: tuple[int, ...]
+
+
+def tree_of(output: Any, known: Reads | None) -> tuple[Tree, tuple[torch.Tensor, ...]]:
+    """Take apart what a model gives; what the loss reads of it may be `known`."""
+    paths, spec = pytree.tree_flatten_with_path(output)
+    leaves: list[int | Constant] = []
+    tensors: dict[int, torch.Tensor] = {}
+    names: list[str] = []
+    for path, leaf in paths:
+        name = f"output{pytree.keystr(path)}"
+        if isinstance(leaf, torch.Tensor):
+            if id(leaf) not in tensors:
+                tensors[id(leaf)] = leaf
+                names.append(name)
+            leaves.append(list(tensors).index(id(leaf)))
+        elif isinstance(leaf, (bool, int, float, str, type(None))):
+            leaves.append(Constant(leaf))
+        else:
+            raise CaptureError(
+                f"The model gives {described(leaf)} ({name}), which a plan cannot give again: return tensors, in "
+                "tuples or dicts (in transformers, set use_cache=False)."
+            )
+    forms = tuple(Form.of(tensor) for tensor in tensors.values())
+    wanted = [position for position, form in enumerate(forms) if form.requires_grad]
+    if not wanted:
+        raise CaptureError(f"The model gives {described(output)}, of which nothing requires grad: nothing to train.")
+    losses = [position for position in wanted if names[position] in ("output['loss']", "output.loss")]
+    read = known.read if known is not None and known.names == tuple(names) else tuple(losses or wanted)
+    return Tree(spec, tuple(leaves), tuple(names), forms, read), tuple(tensors.values())

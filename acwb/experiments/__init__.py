@@ -1,0 +1,1 @@
+"""What `make` runs: the notebooks at two scales, and the tables of results."""

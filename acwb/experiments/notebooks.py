@@ -1,0 +1,80 @@
+"""Runs the notebooks top to bottom: `make run` at quick scale, `make results` at full scale.
+
+A run at quick scale leaves the notebooks as they are. One at full scale puts its outputs into them, as images that can
+be read where nothing runs, without the state of widgets. A notebook is replaced whole or not at all.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+import acwb
+from acwb import files
+from acwb.errors import AcwbError
+
+NOTEBOOKS = Path(acwb.__file__).parent.parent / "notebooks"
+PARAMETERS = "parameters"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+SECONDS = 8 * 3600  # for one cell at full scale
+
+
+def with_parameters(notebook: nbformat.NotebookNode, scale: str, folder: Path) -> nbformat.NotebookNode:
+    """The notebook with another scale and another folder in its parameters cell."""
+    (cell,) = [cell for cell in notebook.cells if PARAMETERS in cell.metadata.get("tags", ())]
+    values = {"SCALE": scale, "RESULTS": str(folder)}
+    lines = []
+    for line in cell.source.splitlines():
+        name = line.partition(" =")[0]
+        lines.append(f'{name} = "{values[name]}"' if name in values else line)
+    cell.source = "\n".join(lines)
+    return notebook
+
+
+def executed(path: Path, scale: str, folder: Path) -> nbformat.NotebookNode:
+    """The notebook, run from its first cell to its last."""
+    from_there = Path(os.path.relpath(folder, path.parent))  # what a cell prints must not tell whose machine it was
+    notebook = with_parameters(nbformat.read(path, as_version=4), scale, from_there)
+    place = {"metadata": {"path": str(path.parent)}}
+    quiet = ["--log-level=ERROR"]  # a kernel warns of its sockets, which are this machine's own
+    NotebookClient(notebook, timeout=SECONDS, resources=place, extra_arguments=quiet).execute()
+    return notebook
+
+
+def readable(notebook: nbformat.NotebookNode, source: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook as it is kept: outputs of this run, sources as they were, no widgets, no progress bars."""
+    for cell, before in zip(notebook.cells, source.cells, strict=True):
+        cell.source = before.source
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if not _is_of_the_moment(output)]
+            cell.metadata.pop("execution", None)
+    notebook.metadata.pop("widgets", None)
+    return notebook
+
+
+def _is_of_the_moment(output: nbformat.NotebookNode) -> bool:
+    return output.get("name") == "stderr" or WIDGET in output.get("data", {})
+
+
+def publish(scale: str, folder: Path, chosen: Iterable[Path]) -> None:
+    """Run notebooks and say how long each took; at full scale, keep their outputs."""
+    files.make_folder(folder)
+    for path in chosen:
+        start = time.perf_counter()
+        sys.stdout.write(f"{path.name} … ")
+        sys.stdout.flush()
+        try:
+            notebook = executed(path, scale, folder)
+        except CellExecutionError as error:
+            sys.stdout.write("stopped\n")
+            raise AcwbError(f"{path.name} stopped at scale {scale}: {error}") from error
+        if scale == "full":
+            text = nbformat.writes(readable(notebook, nbformat.read(path, as_version=4)))
+            files.write_texts({path: text + "\n"})
+        sys.stdout.write(f"{time.perf_counter() - start:,.0f} s\n")
+        sys.stdout.flush()

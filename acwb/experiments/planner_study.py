@@ -1,0 +1,266 @@
+"""Prints how the planners trade memory for time, and how planning time grows: `make tradeoff`.
+
+For each real subject: what the frontier costs at given reductions of the peak, from fresh profiles; all planners at
+twenty budgets between floor and baseline; the seconds that planning takes. Then planning time on synthetic networks.
+"""
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import numpy
+
+import acwb
+from acwb.core.graph import Environment, Op, Phase, Role, StepGraph, Storage
+from acwb.core.profile import Conditions, Profile
+from acwb.core.schedule import Timeline
+from acwb.evaluation.fresh_process import launch
+from acwb.planning.frontier import Frontier
+from acwb.planning.heuristics import keep_all, per_block, recompute_all, sqrt_n
+from acwb.planning.mu_two import mu_two
+from acwb.planning.plan import Plan
+from acwb.results.figures import save_table
+
+Result = TypeVar("Result")
+
+RESULTS = "results/full"
+
+BUDGETS = 20
+OPS_OF_A_BLOCK = 16
+SIZES = (1_000, 2_000, 5_000, 10_000, 20_000)
+# Subject, batch size, reductions of the peak above static, how many fresh profiles.
+SUBJECTS = (
+    ("resnet152", 16, (0.3, 0.5, 0.7), 3),
+    ("bert", 16, (0.3, 0.5, 0.6), 3),
+    ("encoder", 8, (0.2, 0.4), 1),
+    ("resnet18", 8, (0.2, 0.4), 1),
+)
+RIVALS: tuple[Callable[[Profile, int], Plan], ...] = (keep_all, recompute_all, sqrt_n, per_block, mu_two)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What it costs to bring the peak above static down by a part of it: as fractions of the step's time."""
+
+    part: float
+    tensors: float  # of the peak of tensor bytes
+    total: float  # of the peak of all bytes, workspaces included
+    least: float  # the proved bound for all bytes
+
+    def __str__(self) -> str:
+        return (
+            f"−{self.part:.0%}: {self.tensors:+.2%} time for tensor bytes, {self.total:+.2%} for all bytes "
+            f"(no plan below {self.least:+.2%})"
+        )
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The lowest peak above static, relative to that without a plan: of tensor bytes, and of all bytes."""
+
+    tensors: float
+    total: float
+
+    def __str__(self) -> str:
+        return f"floor: {self.tensors - 1:.1%} of tensor bytes, {self.total - 1:.1%} of all bytes"
+
+
+def tradeoff_of(
+    name: str, batch_size: int, wanted: tuple[float, ...], beside_others: bool
+) -> tuple[list[Reduction], Floor, list[str]]:
+    """What the frontier reaches with one fresh profile of a subject. Run in a process of its own."""
+    subject = getattr(acwb.models, name)(batch_size=batch_size)
+    profile = acwb.profile(acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer))
+    return *reductions(profile, wanted), contest(profile) if beside_others else []
+
+
+def reductions(profile: Profile, wanted: tuple[float, ...]) -> tuple[list[Reduction], Floor]:
+    """What the frontier costs at given reductions, as far as it gets, and its floor."""
+    frontier, static = acwb.frontier(profile), profile.graph.static_bytes
+    timelines = [frontier.plan(point).timeline for point in frontier.points]
+    plain = keep_all(profile).timeline
+    whole = plain.tensor_peak_bytes - static, plain.peak_bytes - static
+    lowest = min(each.tensor_peak_bytes for each in timelines), min(each.peak_bytes for each in timelines)
+    floor = Floor((lowest[0] - static) / whole[0], (lowest[1] - static) / whole[1])
+    found = []
+    for part in [part for part in wanted if 1 - part >= max(floor.tensors, floor.total)]:
+        tensors, total = (static + (1 - part) * size for size in whole)
+        first = min(each.seconds for each in timelines if each.tensor_peak_bytes <= tensors)
+        second = min(each.seconds for each in timelines if each.peak_bytes <= total)
+        least = acwb.lower_bound(profile, int(total)) / plain.seconds
+        found.append(Reduction(part, first / plain.seconds - 1, second / plain.seconds - 1, least))
+    return found, floor
+
+
+def contest(profile: Profile) -> list[str]:
+    """Every planner at budgets from floor to baseline beside the frontier, and the seconds that each takes."""
+    seconds, frontier = _timed(acwb.frontier, profile)
+    budgets = [int(size) for size in numpy.linspace(frontier.floor_bytes, frontier.baseline_bytes, BUDGETS)]
+    looked_up = [_timed(_timeline, frontier, size) for size in budgets]
+    waits = sorted(each * 1e3 for each, _ in looked_up)
+    lines = [
+        f"frontier: {len(frontier.points)} points in {seconds:.2f} s; a plan with its timeline: median "
+        f"{statistics.median(waits):.1f} ms, most {waits[-1]:.1f} ms"
+    ]
+    for rival in RIVALS:
+        pairs = [_timed(rival, profile, size) for size in budgets]
+        fitting = [(ours, plan) for (_, ours), (_, plan) in zip(looked_up, pairs, strict=True) if plan.fits]
+        ahead = [ours.seconds / plan.timeline.seconds for ours, plan in fitting]
+        claimed = sum(plan.claimed_peak_bytes <= size for size, (_, plan) in zip(budgets, pairs, strict=True))
+        behind = sum(ratio > 1 + 1e-9 for ratio in ahead)
+        lines.append(
+            f"{rival.__name__}: fits {len(fitting)} of {BUDGETS} budgets ({claimed} claimed), there the frontier takes "
+            + (f"×{min(ahead):.3f} to ×{max(ahead):.3f} of its time" if ahead else "–")
+            + f"; ahead of the frontier at {behind}; at most {max(pairs, key=lambda pair: pair[0])[0]:.2f} s to plan"
+        )
+    return lines
+
+
+def _timed(function: Callable[..., Result], *arguments: Any) -> tuple[float, Result]:
+    start = time.perf_counter()
+    result = function(*arguments)
+    return time.perf_counter() - start, result
+
+
+def _timeline(frontier: Frontier, size: int) -> Timeline:
+    """Without the reserve that `at` leaves: the others leave none."""
+    point = frontier.point_within(size)
+    assert point is not None  # no budget is below the floor
+    return frontier.plan(point).timeline
+
+
+class ResidualNetwork:
+    """Draws a synthetic step: blocks of two convolutions with normalization, around which the input is added."""
+
+    def __init__(self, ops: int) -> None:
+        self.ops: list[Op] = []
+        self.sizes = {"x": 4096}
+        self.gradients: dict[str, str] = {}
+        self.made_by: dict[str, str] = {}
+        blocks = max(1, ops // OPS_OF_A_BLOCK)
+        results = ["x"]
+        for block in range(blocks):
+            results.append(self._forward(f"block.{block}", results[-1], 4096 >> (4 * block // blocks)))
+        self._add(Phase.FORWARD, "loss", "", results[-1:], {"loss": 1})
+        self._add(Phase.BACKWARD, "grad", "", results[-1:], {"grad": self.sizes[results[-1]]})
+        gradient = "grad"
+        for block in reversed(range(blocks)):
+            gradient = self._backward(f"block.{block}", gradient, results[block])
+        for weight, each in self.gradients.items():
+            self._add(Phase.OPTIMIZER, f"{weight}.step", "", [each, weight], {}, mutates=(weight,))
+
+    def _forward(self, block: str, start: str, size: int) -> str:
+        value = start
+        for layer in ("1", "2"):
+            weight, conv, norm, relu = (f"{block}.{kind}{layer}" for kind in ("weight", "conv", "norm", "relu"))
+            self.sizes[weight] = 64
+            self._add(Phase.FORWARD, conv, block, [value, weight], {conv: size})
+            self._add(Phase.FORWARD, norm, block, [conv], {f"{norm}:0": size, f"{norm}:1": 4})
+            value = f"{norm}:0"
+            if layer == "2":
+                self._add(Phase.FORWARD, f"{block}.sum", block, [value, start], {f"{block}.sum": size})
+                value = f"{block}.sum"
+            self._add(Phase.FORWARD, relu, block, [value], {relu: size})
+            value = relu
+        return value
+
+    def _backward(self, block: str, gradient: str, start: str) -> str:
+        ahead = gradient
+        for layer, before in (("2", f"{block}.relu1"), ("1", start)):
+            weight, conv, norm, relu = (f"{block}.{kind}{layer}" for kind in ("weight", "conv", "norm", "relu"))
+            size = self.sizes[conv]
+            self._add(Phase.BACKWARD, f"{relu}.back", block, [gradient, relu], {f"{relu}.back": size})
+            if layer == "2":
+                ahead = f"{relu}.back"
+            reads = [f"{relu}.back", conv, f"{norm}:1"]
+            self._add(Phase.BACKWARD, f"{norm}.back", block, reads, {f"{norm}.back": size})
+            made = {f"{conv}.back:0": self.sizes[before], f"{conv}.back:1": 64}
+            self._add(Phase.BACKWARD, f"{conv}.back", block, [f"{norm}.back", before, weight], made)
+            self.gradients[weight] = f"{conv}.back:1"
+            gradient = f"{conv}.back:0"
+        self._add(Phase.BACKWARD, f"{block}.back", block, [gradient, ahead], {f"{block}.back": self.sizes[gradient]})
+        return f"{block}.back"
+
+    def _add(
+        self,
+        phase: Phase,
+        name: str,
+        module: str,
+        reads: list[str],
+        makes: dict[str, int],
+        mutates: tuple[str, ...] = (),
+    ) -> None:
+        needs = dict.fromkeys(self.made_by[each] for each in reads if each in self.made_by)
+        self.ops.append(Op(name, "synthetic", phase, module, tuple(needs), tuple(reads), tuple(makes), mutates))
+        self.sizes.update(makes)
+        self.made_by.update(dict.fromkeys(makes, name))
+
+    def profile(self) -> Profile:
+        """The step with the time of each op after its kind and the bytes that it touches."""
+        forward = {name for op in self.ops if op.phase is Phase.FORWARD for name in op.outputs}
+        kept = forward & {name for op in self.ops if op.phase is Phase.BACKWARD for name in op.inputs}
+        known = {
+            **dict.fromkeys(self.gradients, Role.PARAMETER),
+            **dict.fromkeys(self.gradients.values(), Role.GRADIENT),
+            **dict.fromkeys(kept, Role.ACTIVATION),
+            "x": Role.INPUT,
+        }
+        graph = StepGraph(
+            tuple(self.ops),
+            tuple(Storage(name, size, known.get(name, Role.OTHER)) for name, size in self.sizes.items()),
+            "loss",
+            tuple(self.gradients.items()),
+            Environment("", "synthetic", "ResidualNetwork", "", "", ()),
+        )
+        chance = random.Random(0)
+        seconds = {
+            op.name: (8 if "conv" in op.name else 1)
+            * chance.uniform(0.9, 1.1)
+            * sum(self.sizes[name] for name in op.inputs)
+            for op in self.ops
+        }
+        nothing = dict.fromkeys((each.name for each in graph.activations), 0.0)
+        workspace = dict.fromkeys(seconds, 0)
+        return Profile(graph, seconds, workspace, nothing, nothing, Conditions("synthetic", 1, 1, swapped=False))
+
+
+def growth() -> list[str]:
+    """Seconds of planning for growing networks, and the exponent of their growth."""
+    lines, counts, seconds = [], [], []
+    for size in SIZES:
+        profile = ResidualNetwork(size).profile()
+        taken, frontier = _timed(acwb.frontier, profile)
+        counts.append(len(profile.graph.ops))
+        seconds.append(taken)
+        lines.append(f"{counts[-1]:,} ops: {len(frontier.points):,} points in {taken:.2f} s")
+    exponent = numpy.polyfit(numpy.log(counts), numpy.log(seconds), 1)[0]
+    return [*lines, f"planning time grows with the number of ops to the power of {exponent:.2f}"]
+
+
+def main() -> None:
+    """Print everything, a fresh process for each profile; keep the worst of what the profiles say."""
+    rows: list[dict[str, Any]] = []
+    for name, batch_size, wanted, profiles in SUBJECTS:
+        floors: list[Floor] = []
+        found: list[list[Reduction]] = []
+        for number in range(profiles):
+            some, floor, lines = launch(tradeoff_of, name, batch_size, wanted, number == 0)
+            found.append(some)
+            floors.append(floor)
+            _write(f"{name}, batch {batch_size}, profile {number + 1}: ", [*some, floor, *lines])
+        worst = [max(same, key=lambda each: each.tensors) for same in zip(*found, strict=True)]
+        floor = max(floors, key=lambda each: each.tensors)
+        _write(f"{name}, batch {batch_size}, worst: ", [*worst, floor])
+        known = {"subject": name, "batch_size": batch_size, "profiles": profiles, "floor": floor.tensors}
+        rows += [{**known, **asdict(each)} for each in worst]
+        save_table("tradeoff", rows, RESULTS)
+    _write("synthetic: ", growth())
+
+
+def _write(start: str, lines: list[Any]) -> None:
+    sys.stdout.write("".join(f"{start}{line}\n" for line in lines))
+    sys.stdout.flush()

@@ -1,0 +1,83 @@
+"""The two scales at which the notebooks run, in one place: `quick` in minutes, `full` for the figures of a report."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from acwb.errors import AcwbError
+from acwb.evaluation.baselines import Contender
+from acwb.evaluation.comparison import ALTERNATIVES
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large and how often.
+
+    Attributes:
+        resnet: batch size of the ResNet-152 steps that are profiled, planned and rewritten.
+        bert: and of BERT's; at 4 and below, its peak lies in the optimizer's step, where no plan can lower it.
+        resnet_batches: of its sweep.
+        bert_batches: and of BERT's.
+        contest: batch sizes of the side-by-side, by subject.
+        dropout: batch size of BERT where only what goes wrong with dropout is looked at.
+        contenders: who takes part in the side-by-side.
+        dropout_contenders: and who where dropout is on.
+        repeats: how often the profiler times each op.
+        rounds: how often steps take turns.
+        reduction: by which part the peak above static is to be lower.
+        memory: in which the largest batch is looked for.
+    """
+
+    name: str
+    resnet: int
+    bert: int
+    resnet_batches: tuple[int, ...]
+    bert_batches: tuple[int, ...]
+    contest: Mapping[str, int]
+    dropout: int
+    contenders: Mapping[str, Contender]
+    dropout_contenders: Mapping[str, Contender]
+    repeats: int
+    rounds: int
+    reduction: float
+    memory: str
+
+
+SCALES = {
+    "quick": Scale(
+        name="quick",
+        resnet=4,
+        bert=6,
+        resnet_batches=(2, 3),
+        bert_batches=(6,),
+        contest={"resnet152": 2, "bert": 6},
+        dropout=2,
+        contenders={"per block": ALTERNATIVES["per block"]},
+        dropout_contenders={"memory budget 0.3": ALTERNATIVES["memory budget 0.3"]},  # which gets it wrong
+        repeats=1,
+        rounds=1,
+        reduction=0.25,
+        memory="1GiB",
+    ),
+    "full": Scale(
+        name="full",
+        resnet=16,
+        bert=16,
+        resnet_batches=(4, 8, 16, 32, 64),
+        bert_batches=(4, 8, 16, 32, 64),
+        contest={"resnet152": 8, "bert": 8},
+        dropout=8,
+        contenders=ALTERNATIVES,
+        dropout_contenders=ALTERNATIVES,
+        repeats=3,
+        rounds=11,
+        reduction=0.5,
+        memory="1.5GiB",
+    ),
+}
+
+
+def scale(name: str) -> Scale:
+    """A scale by its name."""
+    if name not in SCALES:
+        raise AcwbError(f"There is no scale {name!r}: choose {' or '.join(SCALES)}.")
+    return SCALES[name]

@@ -1,1 +1,0 @@
-"""Planners decide what to keep and what to run again; each is a function of a profile and a budget."""

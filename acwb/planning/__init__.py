@@ -1,0 +1,1 @@
+"""From a profile and a budget to a plan: what to keep and what to recompute. Without torch."""

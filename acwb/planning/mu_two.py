@@ -1,0 +1,239 @@
+"""The planner of μ-TWO (Purandare et al., MLSys 2023, appendix A, algorithms B to G), as published.
+
+It takes activations one by one, by the longest idle time for swapping and by bytes per second for recomputing,
+whichever costs less, until its own simulation of memory is below the limit. That simulation leaves out what a
+recomputation needs meanwhile; `Plan.claimed_peak_bytes` is its word, `Plan.timeline` the exact one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from acwb.core.graph import StepGraph
+from acwb.core.profile import Profile
+from acwb.core.schedule import Entry, Run, Schedule, SwapIn, SwapOut
+from acwb.core.scheduler import just_in_time
+from acwb.planning.plan import Plan
+
+
+@dataclass
+class Tensor:
+    """An activation with what the paper knows of it; ranks are those of ops."""
+
+    name: str
+    size: int
+    last_forward: int
+    first_backward: int
+    last_backward: int
+    inactive: float
+    swap: float
+    sources: set[str]
+    recompute: float
+    total: float
+
+    @property
+    def ratio(self) -> float:
+        """Bytes for each second of recomputation."""
+        return self.size / self.total if self.total else float("inf")
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """A swap: the op before which it starts, and the time that the computation waits for it."""
+
+    tensor: Tensor
+    prompt: int
+    stall: float
+
+
+def mu_two(
+    profile: Profile, budget_bytes: int | None = None, swap: bool = False, bytes_per_second: float | None = None
+) -> Plan:
+    """The paper's plan for a budget.
+
+    Args:
+        profile: what `acwb.profile` gave.
+        budget_bytes: the limit; without one, every activation is chosen.
+        swap: whether activations may be swapped; they are only ever simulated.
+        bytes_per_second: how fast swapping is; by default as measured in the profile.
+    """
+    policy = Policy(profile, budget_bytes or 0, swap, bytes_per_second)
+    policy.run()
+    return Plan(profile, policy.schedule(), "mu_two", budget_bytes, policy.peak())
+
+
+def choices(profile: Profile) -> Iterator[tuple[str, ...]]:
+    """What the paper recomputes when nothing is swapped, for smaller and smaller budgets."""
+    policy = Policy(profile, 0, False, None)
+    policy.run()
+    names = tuple(policy.recomputed)
+    for count in range(1, len(names) + 1):
+        yield names[:count]
+
+
+class Policy:
+    """Algorithm B with the state that it updates."""
+
+    def __init__(self, profile: Profile, limit: int, swap: bool, bytes_per_second: float | None) -> None:
+        self.profile = profile
+        self.graph = profile.graph
+        self.limit = limit
+        self.swap = swap
+        self.candidates = {each.name: each for each in tensors(profile, bytes_per_second)}
+        self.recomputed: dict[str, Tensor] = {}
+        self.swapped: dict[str, Prefetch] = {}
+        self.seconds = [profile.seconds[op.name] for op in self.graph.ops]
+        self.active = active_bytes(profile)
+
+    def run(self) -> None:
+        """B: choose until the simulated peak is below the limit, or nothing is left."""
+        while self.candidates and self.peak() >= self.limit:
+            chosen = max(self.candidates.values(), key=lambda each: (each.ratio, -each.last_forward))
+            prefetch = None
+            if self.swap:
+                idle = max(self.candidates.values(), key=lambda each: (each.inactive, -each.last_forward))
+                offer = self.swap_overhead(idle)
+                if offer.stall < chosen.total:
+                    chosen, prefetch = idle, offer
+            del self.candidates[chosen.name]
+            count = self.update_recomputed(chosen)
+            if prefetch is None:
+                self.recomputed[chosen.name] = chosen
+            else:
+                self.swapped[chosen.name] = prefetch
+            self.update_candidates(chosen, count)
+            self.swapped = {name: self.swap_overhead(each.tensor, name) for name, each in self.swapped.items()}
+
+    def swap_overhead(self, tensor: Tensor, own: str = "") -> Prefetch:
+        """C: how far the swap-in can be hidden behind the ops before the tensor's first backward use."""
+        use = tensor.first_backward
+        again = self.recompute_seconds_at()
+        left = tensor.swap - again.get(use, 0.0)
+        memory = self.memory()
+        others = [each for name, each in self.swapped.items() if name != own]
+        last = min((each.prompt for each in others), default=len(self.seconds))
+        if memory[use] > self.limit:  # inside the peak interval, where nothing can be swapped in ahead
+            if use < last:
+                return Prefetch(tensor, use, max(0.0, left))
+            return Prefetch(tensor, use, max(0.0, left) + max((each.stall for each in others), default=0.0))
+        rank = min(use, last)
+        while left > 0 and rank > tensor.last_forward + 1:
+            if memory[rank - 1] > self.limit:
+                return Prefetch(tensor, rank, left)
+            rank -= 1
+            left -= self.seconds[rank] + again.get(rank, 0.0)
+        return Prefetch(tensor, rank, max(0.0, left))
+
+    def recompute_seconds_at(self) -> dict[int, float]:
+        """The recomputation that is scheduled before each op."""
+        found: dict[int, float] = {}
+        for each in self.recomputed.values():
+            found[each.first_backward] = found.get(each.first_backward, 0.0) + each.recompute
+        return found
+
+    def update_recomputed(self, chosen: Tensor) -> int:
+        """E: what was chosen for recomputation before, and takes the new one as a source, now takes the new one's."""
+        count = 1
+        for each in self.recomputed.values():
+            if chosen.name in each.sources:
+                each.sources = (each.sources - {chosen.name}) | chosen.sources
+                each.recompute += chosen.recompute
+                count += 1
+        return count
+
+    def update_candidates(self, chosen: Tensor, count: int) -> None:
+        """F: so do the remaining candidates, unless the new one is alive when they are needed; its sources cost."""
+        for each in self.candidates.values():
+            alive = chosen.first_backward <= each.first_backward <= chosen.last_backward
+            if chosen.name in each.sources and not alive:
+                each.sources = (each.sources - {chosen.name}) | chosen.sources
+                each.recompute += chosen.recompute
+                users = sum(each.name in other.sources for other in self.recomputed.values())
+                each.total = each.recompute * (1 + users)
+            if each.name in chosen.sources:
+                each.total = count * each.recompute
+
+    def memory(self) -> list[int]:
+        """G: the memory at every op, as the paper counts it."""
+        change = [0] * (len(self.active) + 1)
+        for activation in self.graph.activations:
+            if activation.name not in self.recomputed and activation.name not in self.swapped:
+                change[activation.last_forward_rank + 1] += activation.bytes
+                change[activation.first_backward_rank] -= activation.bytes
+        for prefetch in self.swapped.values():
+            change[prefetch.prompt] += prefetch.tensor.size
+            change[prefetch.tensor.first_backward] -= prefetch.tensor.size
+        found, waiting = [], 0
+        for rank, active in enumerate(self.active):
+            waiting += change[rank]
+            found.append(active + waiting)
+        return found
+
+    def peak(self) -> int:
+        """The peak, as the paper counts it."""
+        return max(self.memory())
+
+    def schedule(self) -> Schedule:
+        """What was chosen, as a schedule: recomputation just in time, swaps around it."""
+        entries: list[Entry] = list(just_in_time(self.graph, self.recomputed.keys()).entries)
+        for prefetch in self.swapped.values():
+            _insert_swap(self.graph, entries, prefetch)
+        return Schedule(tuple(entries))
+
+
+def _insert_swap(graph: StepGraph, entries: list[Entry], prefetch: Prefetch) -> None:
+    """Move a storage out after its last forward use, and back at its prompt, or before whoever reads it sooner."""
+    name, tensor = prefetch.tensor.name, prefetch.tensor
+    out = entries.index(Run(graph.ops[tensor.last_forward].name)) + 1
+    back = out
+    while True:
+        entry = entries[back]
+        if isinstance(entry, Run):
+            op = graph.ops[graph.rank[entry.op]]
+            prompted = not entry.copy and graph.rank[entry.op] >= prefetch.prompt
+            if prompted or name in op.inputs:
+                break
+        back += 1
+    entries.insert(back, SwapIn(name, stall=prefetch.stall))
+    entries.insert(out, SwapOut(name))
+
+
+def tensors(profile: Profile, bytes_per_second: float | None = None) -> list[Tensor]:
+    """The candidates, with the sources and times that the paper starts from."""
+    graph = profile.graph
+    activations = {activation.name for activation in graph.activations}
+    found = []
+    for activation in graph.activations:
+        ops = [graph.ops[graph.rank[name]] for name in graph.recomputation(activation.name)]
+        read = {name for op in ops for name in op.inputs}
+        made = {name for op in ops for name in op.outputs}
+        seconds = sum(profile.seconds[op.name] for op in ops)
+        measured = profile.swap_in_seconds[activation.name]
+        found.append(
+            Tensor(
+                name=activation.name,
+                size=activation.bytes,
+                last_forward=activation.last_forward_rank,
+                first_backward=activation.first_backward_rank,
+                last_backward=activation.last_backward_rank,
+                inactive=profile.inactive_seconds(activation),
+                swap=activation.bytes / bytes_per_second if bytes_per_second else measured,
+                sources=(read & activations) - made,
+                recompute=seconds,
+                total=seconds,
+            )
+        )
+    return found
+
+
+def active_bytes(profile: Profile) -> list[int]:
+    """What each op needs when everything that only waits between the phases is out of memory."""
+    graph = profile.graph
+    change = [0] * (len(graph.ops) + 1)
+    for activation in graph.activations:
+        change[activation.last_forward_rank + 1] -= activation.bytes
+        change[activation.first_backward_rank] += activation.bytes
+    found, waiting = [], 0
+    for rank, op in enumerate(graph.ops):
+        waiting += change[rank]
+        found.append(graph.live_bytes[rank] + profile.workspace_bytes[op.name] + waiting)
+    return found

@@ -1,0 +1,56 @@
+"""Measures what kernels allocate at a batch that was never run: every form of call once, on zeros.
+
+A kernel may choose its algorithm by the size of its inputs, so that its workspace jumps where everything else grows in
+proportion. A real step repeats few forms of calls many times, and one call at a time needs little memory: asking the
+kernels themselves takes seconds where the step would take minutes.
+"""
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from acwb.capture.step import TracedStep, kernels_only
+from acwb.core.graph import Phase
+from acwb.profiling import devices
+from acwb.profiling.profiler import Call, Watched, calls_of, same_random_state, shortcut_label
+
+
+def workspaces(step: TracedStep) -> tuple[dict[str, int], dict[str, int]]:
+    """The workspace of each op before the optimizer's, and of each shortcut, in bytes; the step itself is not run."""
+    graph, device = step.graph, step.device
+    first: dict[str, tuple[Call, Any]] = {}
+    forms: dict[str, str] = {}
+    for call in calls_of(step):
+        if call.op.phase is not Phase.OPTIMIZER:
+            arguments = fx.map_arg((call.node.args, call.node.kwargs), lambda node: node.meta["val"])
+            forms[call.op.name] = form = _form(call, arguments)
+            first.setdefault(form, (call, arguments))
+    meter = devices.meter_of(device)
+    watched = Watched(meter, devices.clock_of(device), None, graph, repeats=1)
+    with meter, kernels_only(device), same_random_state(device):
+        for call, arguments in first.values():
+            watched(call, [pytree.tree_map_only(torch.Tensor, _zeros, arguments)])
+    growth = meter.growth()
+    alike = {name: first[form][0].op.name for name, form in forms.items()}
+    made = {name: [graph.storage[each].bytes for each in graph.ops[graph.rank[name]].outputs] for name in forms}
+    own = {name: max(0, growth[one] - sum(made[name])) for name, one in alike.items()}
+    short = {
+        name: max(0, growth[label] - made[name][0])
+        for name, one in alike.items()
+        if (label := shortcut_label(one)) in growth
+    }
+    return own, short
+
+
+def _form(call: Call, arguments: Any) -> str:
+    """What decides how a kernel works: what it is called with, but for the values."""
+    leaves, structure = pytree.tree_flatten(arguments)
+    parts = [(leaf.dtype, leaf.shape, leaf.stride()) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return repr((call.node.target, parts, structure, call.rule is None))
+
+
+def _zeros(recorded: torch.Tensor) -> torch.Tensor:
+    """A tensor of the recorded form; zero is a valid index and a valid label everywhere."""
+    return torch.empty_strided(recorded.shape, recorded.stride(), dtype=recorded.dtype, device=recorded.device).zero_()

@@ -1,0 +1,171 @@
+"""What the budget explorer does, without widgets: a choice in, the next state out, as plain functions.
+
+A state holds a plan that fits. What cannot be done leaves the state as it is, with a sentence that says why.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from acwb import files
+from acwb.core.graph import Activation
+from acwb.core.profile import Profile
+from acwb.errors import AcwbError
+from acwb.planning.budgets import budget_bytes
+from acwb.planning.frontier import Frontier, frontier
+from acwb.planning.plan import Decision, Plan
+from acwb.planning.planner import PLANNERS, plan
+from acwb.units import GIBIBYTE, gibibytes, milliseconds
+
+FRONTIER = "frontier"
+CHOICES = (FRONTIER, *(name for name in PLANNERS if name != "optimal"))  # what answers within seconds for a real model
+FILES = ("plan.json", "ac_decisions.csv", "checkpoint_plan.csv")
+
+
+@dataclass(frozen=True, repr=False)
+class Exploration:
+    """Where the explorer stands.
+
+    Attributes:
+        frontier: the whole trade-off, with what is pinned.
+        plan: the current one; it fits the budget.
+        message: what is to be said of the last choice; "" where all went well.
+        keep: pinned activations that are never dropped.
+        recompute: pinned activations that are always made again.
+    """
+
+    frontier: Frontier
+    plan: Plan
+    message: str = ""
+    keep: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
+
+    @property
+    def profile(self) -> Profile:
+        """What is planned."""
+        return self.frontier.profile
+
+    @property
+    def budget_bytes(self) -> int:
+        """The current budget."""
+        return self.plan.budget_bytes or self.plan.timeline.peak_bytes
+
+
+def start(profile: Profile, budget: int | float | str | None = None) -> Exploration:
+    """The explorer at a budget; without one, halfway between the floor and the step without a plan."""
+    found = frontier(profile)
+    size = budget if budget is not None else (found.floor_bytes + found.baseline_bytes) // 2
+    return Exploration(found, found.at(size))
+
+
+def with_budget(now: Exploration, entry: int | float | str) -> Exploration:
+    """Another budget: bytes, or what a person typed, in which a bare number means GiB."""
+    return _tried(now, lambda: replace(now, plan=_planned(now, read(entry, now.frontier.baseline_bytes))))
+
+
+def with_planner(now: Exploration, planner: str) -> Exploration:
+    """Another planner at the same budget."""
+    return _tried(now, lambda: replace(now, plan=_planned(now, now.budget_bytes, planner)))
+
+
+def with_pins(now: Exploration, keep: Iterable[str], recompute: Iterable[str]) -> Exploration:
+    """Other pins at the same budget; the frontier is explored anew with them."""
+    kept, again = tuple(keep), tuple(recompute)
+
+    def change() -> Exploration:
+        found = frontier(now.profile, keep=kept, recompute=again)
+        return Exploration(found, found.at(now.budget_bytes), keep=kept, recompute=again)
+
+    return _tried(now, change)
+
+
+def pinned(now: Exploration, name: str, how: str) -> Exploration:
+    """One activation pinned ("keep", "recompute") or left to the planner again ("free")."""
+    keep = [each for each in now.keep if each != name] + [name] * (how == "keep")
+    again = [each for each in now.recompute if each != name] + [name] * (how == "recompute")
+    return with_pins(now, keep, again)
+
+
+def _tried(now: Exploration, change: Callable[[], Exploration]) -> Exploration:
+    """The state after a change; where that cannot be, this one, with the reason."""
+    try:
+        return replace(change(), message="")
+    except AcwbError as error:
+        return replace(now, message=str(error))
+
+
+def _planned(now: Exploration, size: int, planner: str | None = None) -> Plan:
+    name = planner or now.plan.planner
+    if name == FRONTIER:
+        return now.frontier.at(size)
+    return plan(now.profile, size, planner=name, keep=now.keep, recompute=now.recompute)
+
+
+def read(entry: int | float | str, baseline: int) -> int:
+    """A budget as typed, in bytes: a bare number means GiB, other text what a budget may be anywhere."""
+    if isinstance(entry, str):
+        text = entry.strip().replace(",", ".")
+        if not text:
+            raise AcwbError('The entry is empty: type a budget in GiB, like 1.5, or with its unit, like "1500MiB".')
+        try:
+            entry = int(float(text) * GIBIBYTE)
+        except (ValueError, OverflowError):
+            return budget_bytes(text, baseline)
+    return budget_bytes(entry, baseline)
+
+
+def floor_told(now: Exploration) -> str:
+    """Why the slider ends where it does: the op at the floor and what is alive there."""
+    lowest = now.frontier.plan(now.frontier.points[-1])
+    at = lowest.peak_row
+    sizes = now.profile.graph.storage
+    largest = [name for name, _ in lowest.timeline.alive_at_peak if name in now.profile.graph.maker][:3]
+    return (
+        f"The floor is {gibibytes(now.frontier.floor_bytes)}: no plan was found below. There, {at['op']} runs beside "
+        f"{gibibytes(now.profile.graph.static_bytes)} that exist before the step; the largest that the step makes are "
+        + ", ".join(f"{name} ({gibibytes(sizes[name].bytes)})" for name in largest)
+        + "."
+    )
+
+
+def key_figures(now: Exploration) -> dict[str, str]:
+    """The figures that stand beside the timeline."""
+    plan, profile = now.plan, now.profile
+    static = profile.graph.static_bytes
+    saved = 1 - (plan.timeline.peak_bytes - static) / (profile.peak_bytes - static)
+    counts = {each: sum(decision is each for decision in plan.decisions.values()) for each in Decision}
+    swapped = f", {counts[Decision.SWAP]:,} swapped" if counts[Decision.SWAP] else ""
+    return {
+        "peak": f"{gibibytes(plan.timeline.peak_bytes)} of {gibibytes(profile.peak_bytes)} (above static −{saved:.1%})",
+        "step": f"{milliseconds(plan.timeline.seconds)}, {plan.overhead:+.1%}",
+        "at least": f"{now.frontier.least_seconds(now.budget_bytes) / profile.step_seconds:+.1%} (proved)",
+        "activations": f"{counts[Decision.RETAINED]:,} kept, {counts[Decision.RECOMPUTE]:,} made again{swapped}",
+        "planner": plan.planner,
+    }
+
+
+def table(now: Exploration) -> list[dict[str, str | float]]:
+    """A row for each activation: what it is, what happens to it, and what that is worth."""
+    pins = dict.fromkeys(now.keep, "keep") | dict.fromkeys(now.recompute, "recompute")
+    return [_row(now, each, pins.get(each.name, "")) for each in now.profile.graph.activations]
+
+
+def _row(now: Exploration, each: Activation, pin: str) -> dict[str, str | float]:
+    return {
+        "activation": each.name,
+        "module": each.module,
+        "MiB": round(each.bytes / 2**20, 3),
+        "decision": str(now.plan.decisions[each.name]),
+        "pin": pin,
+        "unused ms": round(now.profile.inactive_seconds(each) * 1e3, 1),
+        "again ms": round(now.profile.recompute_seconds(each) * 1e3, 3),
+    }
+
+
+def exported(now: Exploration, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """Write the current plan, its decisions and its list of ops into `folder`."""
+    target = Path(folder)
+    files.make_folder(target)
+    now.plan.save(target / FILES[0])
+    return target / FILES[0], *now.plan.to_csv(target)

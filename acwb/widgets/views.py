@@ -1,0 +1,298 @@
+"""What people touch: the budget explorer and the sweep board, in Jupyter. All they decide is decided elsewhere.
+
+A widget shows a state and hands choices to plain functions (`explorer_state`, `sweep_job`); what cannot be done is said
+in a line, and the last good state stays.
+"""
+
+import html
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import ipywidgets
+import numpy
+import traitlets
+from plotly import graph_objects
+
+from acwb import models, plots
+from acwb.core.profile import Profile
+from acwb.evaluation.batch_sweep import Sweep
+from acwb.planning.heuristics import keep_all
+from acwb.plots.theme import broken
+from acwb.plots.timelines import Comparison
+from acwb.results.figures import save_figure
+from acwb.units import GIBIBYTE
+from acwb.widgets import explorer_state
+from acwb.widgets.explorer_state import Exploration
+from acwb.widgets.sweep_job import Board, State
+
+HERE = Path(__file__).parent
+WIDE = {"description_width": "initial"}
+STEPS = 100  # of the slider
+
+
+class DecisionTable(anywidget.AnyWidget):
+    """A table that sorts by any column; the chosen row is in `selected`."""
+
+    _esm = HERE / "table.js"
+    _css = HERE / "table.css"
+    rows: traitlets.List[Any] = traitlets.List().tag(sync=True)
+    selected = traitlets.Unicode("").tag(sync=True)
+
+
+class BudgetExplorer(ipywidgets.VBox):  # type: ignore[misc]
+    """A budget to move, and what it does: see `budget_explorer`."""
+
+    def __init__(self, now: Exploration, name: str, folder: str | os.PathLike[str]) -> None:
+        self.now = now
+        self._name, self._folder = name, Path(folder)
+        self._is_showing = False
+        self._plain = keep_all(now.profile)
+        self.slider = ipywidgets.FloatSlider(
+            description="budget, GiB",
+            continuous_update=False,
+            readout_format=".3f",
+            style=WIDE,
+            layout={"width": "520px"},
+            **_range(now),
+        )
+        self.entry = ipywidgets.Text(
+            description="exactly", continuous_update=False, style=WIDE, layout={"width": "190px"}, placeholder="1.5"
+        )
+        self.planner = ipywidgets.Dropdown(
+            description="planner",
+            options=explorer_state.CHOICES,
+            value=now.plan.planner,
+            style=WIDE,
+            layout={"width": "190px"},
+        )
+        self.export = ipywidgets.Button(description="export", tooltip="write figure, plan and tables to results")
+        self.message = ipywidgets.HTML()
+        self.figures = ipywidgets.HTML()
+        self.floor = ipywidgets.HTML(f"<small>{html.escape(explorer_state.floor_told(now))}</small>")
+        self.table = DecisionTable()
+        self.why = ipywidgets.HTML()
+        self.pin = ipywidgets.ToggleButtons(
+            options=[("planner decides", "free"), ("keep", "keep"), ("make again", "recompute")],
+            value="free",
+            description="pin",
+            style={"button_width": "150px", **WIDE},
+        )
+        self.timeline = graph_objects.FigureWidget(plots.before_and_after(now.plan))
+        self.curve = graph_objects.FigureWidget(plots.trade_off(now.frontier, current=now.plan))
+        self.curve.update_layout(width=640, height=440)
+        super().__init__(
+            [
+                ipywidgets.HTML(f"<b>{html.escape(name)}</b>"),
+                ipywidgets.HBox([self.slider, self.entry, self.planner, self.export]),
+                self.message,
+                self.floor,
+                self.timeline,
+                ipywidgets.HBox([self.curve, self.figures]),
+                self.table,
+                self.pin,
+                self.why,
+            ]
+        )
+        self.add_class("acwb-explorer")
+        self._show()
+        self.slider.observe(self._on_slider, "value")
+        self.entry.observe(self._on_entry, "value")
+        self.planner.observe(self._on_planner, "value")
+        self.pin.observe(self._on_pin, "value")
+        self.table.observe(self._on_selected, "selected")
+        self.export.on_click(self._on_export)
+
+    def _on_slider(self, change: dict[str, Any]) -> None:
+        self._go(lambda: explorer_state.with_budget(self.now, _bytes_of(change["new"], self.now)))
+
+    def _on_entry(self, change: dict[str, Any]) -> None:
+        self._go(lambda: explorer_state.with_budget(self.now, change["new"]))
+
+    def _on_planner(self, change: dict[str, Any]) -> None:
+        self._go(lambda: explorer_state.with_planner(self.now, change["new"]))
+
+    def _on_pin(self, change: dict[str, Any]) -> None:
+        if self._is_showing:
+            return
+        if not self.table.selected:
+            self._show_reason()
+            self._say("Choose an activation in the table first: a pin belongs to one.")
+        else:
+            self._go(lambda: explorer_state.pinned(self.now, self.table.selected, change["new"]))
+
+    def _on_selected(self, _change: dict[str, Any]) -> None:
+        self._show_reason()
+
+    def _on_export(self, _button: object) -> None:
+        paths = [*explorer_state.exported(self.now, self._folder), *self._figure_files()]
+        self._say(f"written to {self._folder}: " + ", ".join(path.name for path in paths))
+
+    def _figure_files(self) -> tuple[Path, ...]:
+        rows = self.now.plan.timeline_frame.to_dict("records")
+        return save_figure(plots.before_and_after(self.now.plan), "before_and_after", rows, self._folder)
+
+    def _go(self, change: Callable[[], Exploration]) -> None:
+        """Take a choice over, unless it is the widget itself that sets its controls."""
+        if not self._is_showing:
+            before, self.now = self.now, change()
+            self._show(redraws_curve=self.now.frontier is not before.frontier)
+
+    def _say(self, text: str) -> None:
+        self.message.value = f'<span role="status" class="acwb-message">{html.escape(text)}</span>' if text else ""
+
+    def _show(self, redraws_curve: bool = False) -> None:
+        now = self.now
+        self._is_showing = True
+        try:
+            with self.hold_trait_notifications():
+                for name, value in _range(now).items():
+                    setattr(self.slider, name, value)
+                self.entry.value = f"{now.budget_bytes / GIBIBYTE:.6g}"
+                self.planner.value = now.plan.planner
+        finally:
+            self._is_showing = False
+        self._say(now.message)
+        self._redraw_timeline()
+        if redraws_curve:
+            redraw(self.curve, plots.trade_off(now.frontier, current=now.plan))
+            self.floor.value = f"<small>{html.escape(explorer_state.floor_told(now))}</small>"
+        else:
+            point = plots.current_point(now.frontier, now.plan)
+            self.curve.data[-1].update(x=[point[0]], y=[point[1]])
+        rows = "".join(
+            f"<tr><td>{html.escape(name)}</td><td><b>{html.escape(value)}</b></td></tr>"
+            for name, value in explorer_state.key_figures(now).items()
+        )
+        self.figures.value = f'<table class="acwb-figures">{rows}</table>'
+        self.table.rows = explorer_state.table(now)
+        self._show_reason()
+
+    def _redraw_timeline(self) -> None:
+        """Send what has changed in the timeline, and only that; the step without a plan mostly has not."""
+        drawing = Comparison(self._plain, self.now.plan)
+        with self.timeline.batch_update():
+            for shown, trace in zip(self.timeline.data, drawing.traces, strict=True):
+                if not (numpy.array_equal(shown.y, trace["y"]) and numpy.array_equal(shown.x, trace["x"])):
+                    shown.update({key: trace[key] for key in ("x", "y", "text") if key in trace})
+            layout = self.timeline.layout
+            layout.annotations, layout.shapes = drawing.annotations, drawing.shapes
+            layout.title.text = broken(drawing.finding)
+            for axis in (layout.xaxis, layout.xaxis2):
+                axis.range = drawing.times
+
+    def _show_reason(self) -> None:
+        name = self.table.selected
+        self.why.value = f"<span>{html.escape(self.now.plan.why(name))}</span>" if name else ""
+        self._is_showing = True
+        pinned = next((row["pin"] for row in self.table.rows if row["activation"] == name), "")
+        self.pin.value = pinned or "free"
+        self._is_showing = False
+
+
+def redraw(shown: graph_objects.FigureWidget, drawn: graph_objects.Figure) -> None:
+    """Let a figure that is on the screen become another one with the same traces."""
+    with shown.batch_update():
+        for old, new in zip(shown.data, drawn.data, strict=True):
+            old.update(x=new.x, y=new.y, showlegend=new.showlegend)
+        shown.layout.annotations = drawn.layout.annotations
+        shown.layout.title.text = drawn.layout.title.text
+
+
+def _range(now: Exploration) -> dict[str, float]:
+    """The slider from the floor to the step without a plan; a hair above the floor, so that its end fits."""
+    low = now.frontier.floor_bytes / GIBIBYTE
+    high = max(now.frontier.baseline_bytes, now.frontier.points[0].peak_bytes) / GIBIBYTE
+    value = min(max(now.budget_bytes / GIBIBYTE, low), high)
+    return {"max": high, "min": low, "step": (high - low) / STEPS, "value": value}
+
+
+def _bytes_of(value: float, now: Exploration) -> int:
+    """A position of the slider in bytes; its lower end is the floor, whatever the rounding."""
+    return max(round(value * GIBIBYTE), now.frontier.floor_bytes)
+
+
+def budget_explorer(
+    profile: Profile, budget: int | float | str | None = None, folder: str | os.PathLike[str] = "results"
+) -> BudgetExplorer:
+    """A budget to move, with the plan for it: timeline, key figures, trade-off, decisions, reasons, pins, export.
+
+    Args:
+        profile: what `acwb.profile` gave, or a file of it.
+        budget: where to begin; without it, in the middle.
+        folder: where "export" writes to.
+
+    Example:
+        >>> acwb.widgets.budget_explorer(profile)
+    """
+    environment = profile.graph.environment
+    name = f"{environment.model}, {', '.join(environment.batch)}, {environment.optimizer}"
+    return BudgetExplorer(explorer_state.start(profile, budget), name, folder)
+
+
+class SweepBoard(ipywidgets.VBox):  # type: ignore[misc]
+    """A sweep to start and to cancel: see `sweep_board`."""
+
+    def __init__(self, board: Board, subjects: Iterable[str]) -> None:
+        self.board = board
+        self.subject = ipywidgets.Dropdown(description="model", options=list(subjects), style=WIDE)
+        self.sizes = ipywidgets.Text(description="batch sizes", value="2, 4", style=WIDE)
+        self.reduction = ipywidgets.BoundedFloatText(
+            description="peak above static, less by %", value=50, min=0, max=95, step=5, style=WIDE
+        )
+        self.start = ipywidgets.Button(description="start", button_style="primary")
+        self.cancel = ipywidgets.Button(description="cancel", disabled=True)
+        self.progress = ipywidgets.IntProgress(min=0, max=1, description="", layout={"width": "320px"})
+        self.message = ipywidgets.HTML()
+        self.memory, self.latency = graph_objects.FigureWidget(), graph_objects.FigureWidget()
+        super().__init__(
+            [
+                ipywidgets.HBox([self.subject, self.sizes, self.reduction]),
+                ipywidgets.HBox([self.start, self.cancel, self.progress]),
+                self.message,
+                ipywidgets.HBox([self.memory, self.latency]),
+            ]
+        )
+        self.start.on_click(self._on_start)
+        self.cancel.on_click(lambda _button: self.board.cancel())
+        board.observe(self._show)
+        self._show(board)
+
+    def _on_start(self, _button: object) -> None:
+        self.board.start(self.subject.value, self.sizes.value, self.reduction.value / 100)
+
+    def _show(self, board: Board) -> None:
+        is_busy = board.state in (State.RUNNING, State.CANCELLING)
+        self.start.disabled, self.cancel.disabled = is_busy, board.state is not State.RUNNING
+        self.progress.max = max(1, len(board.wanted))
+        self.progress.value = len(board.sweep.points) if board.sweep else 0
+        self.message.value = f'<span role="status" class="acwb-message">{html.escape(board.told)}</span>'
+        if board.sweep is not None and board.sweep.points:
+            self._draw(board.sweep)
+
+    def _draw(self, sweep: Sweep) -> None:
+        for shown, drawn in ((self.memory, plots.sweep_memory(sweep)), (self.latency, plots.sweep_latency(sweep))):
+            drawn.update_layout(width=560, height=420)
+            with shown.batch_update():
+                shown.data = []
+                shown.add_traces(drawn.data)
+                shown.layout = drawn.layout
+
+
+def sweep_board(
+    subjects: Iterable[str] = ("resnet152", "bert"), folder: str | os.PathLike[str] = "results", rounds: int = 3
+) -> SweepBoard:
+    """A board on which sweeps over batch sizes are started, watched and cancelled.
+
+    Args:
+        subjects: names of `acwb.models`.
+        folder: where the points are kept, each as soon as it is measured.
+        rounds: how often the steps with and without a plan take turns.
+
+    Example:
+        >>> acwb.widgets.sweep_board()
+    """
+    names = list(subjects)
+    return SweepBoard(Board(folder, rounds, {name: getattr(models, name) for name in names}), names)

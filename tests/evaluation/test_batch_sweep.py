@@ -1,0 +1,125 @@
+"""A sweep: measured beside predicted, continued where it stopped, with what does not fit recorded as such."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import acwb
+from acwb.evaluation import batch_sweep
+from acwb.models import Subject
+
+
+def make(batch_size: int) -> Subject:
+    return acwb.models.tiny_encoder(batch_size, sequence_length=128)
+
+
+def assert_predicted(side: batch_sweep.Side) -> None:
+    """To the byte, but for the states kept for random ops that run again: they exist before the step is metered."""
+    states, rest = divmod(side.predicted_tensors - side.peaks.tensors, torch.get_rng_state().nbytes)
+    assert rest == 0
+    assert 0 <= states < 20
+
+
+def test_a_sweep_measures_both_sides_and_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, measured, whole = tmp_path / "sweep.json", list[int](), batch_sweep._point
+
+    def point(subject: object, size: int, settings: object) -> batch_sweep.Point:
+        if len(measured) == 1:
+            raise KeyboardInterrupt
+        measured.append(size)
+        return whole(subject, size, settings)
+
+    monkeypatch.setattr(batch_sweep, "_point", point)
+    with pytest.raises(KeyboardInterrupt):
+        acwb.sweep(make, [32, 64], reduction=0.3, rounds=2, path=path)
+    (first,) = acwb.Sweep.load(path).points
+    monkeypatch.setattr(batch_sweep, "_point", lambda *arguments: (measured.append(arguments[1]), whole(*arguments))[1])
+    found = acwb.sweep(make, [32, 64], reduction=0.3, rounds=2, path=path)
+    assert measured == [32, 64]
+    assert found.points[0] == first
+    assert acwb.Sweep.load(path) == found
+    for each in found.points:
+        assert each.plain.problem == each.planned.problem == ""
+        assert_predicted(each.planned)
+        assert each.planned.peaks.allocator <= each.planned.predicted_bytes
+        assert each.plain.peaks.tensors > each.planned.peaks.tensors
+        assert each.saved == 1 - each.planned.peaks.process / each.plain.peaks.process
+        assert each.time.rounds == len(each.plain.seconds) == len(each.planned.seconds) == 2
+    assert list(found.frame["batch_size"]) == [32, 64]
+    assert list(found.frame["planned_tensors_bytes"]) == [each.planned.peaks.tensors for each in found.points]
+    assert "predicted ×" in repr(found)
+    with pytest.raises(acwb.AcwbError, match="holds another sweep"):
+        acwb.sweep(make, [32], reduction=0.4, rounds=2, path=path)
+    content = json.loads(path.read_text())
+    content["points"][0]["fingerprint"] = "of another model"
+    path.write_text(json.dumps(content))
+    monkeypatch.setattr(batch_sweep, "_point", lambda *arguments: (measured.append(arguments[1]), found.points[0])[1])
+    acwb.sweep(make, [32], reduction=0.3, rounds=2, path=path)
+    assert measured == [32, 64, 32]
+
+
+def test_a_folder_is_made_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(acwb.AcwbError, match="Choose a folder that you may write to"):
+        acwb.sweep(make, [32], reduction=0.3, path=tmp_path / "file" / "sweep.json")
+    point = batch_sweep.Point(
+        32, "", 0, None, batch_sweep.Side("not run", None, None), batch_sweep.Side("not run", None, None)
+    )
+    monkeypatch.setattr(batch_sweep, "_point", lambda *_: point)
+    acwb.sweep(make, [32], reduction=0.3, path=tmp_path / "new" / "sweep.json")
+    assert acwb.Sweep.load(tmp_path / "new" / "sweep.json").points == (point,)
+
+
+def test_what_does_not_fit_is_recorded() -> None:
+    found = acwb.sweep(make, [128], reduction=0.4, memory="100MiB", rounds=1)
+    (point,) = found.points
+    assert "does not fit in 0.098 GiB" in point.plain.problem
+    assert point.plain.peaks is None
+    assert point.plain.seconds == ()
+    assert point.plain.predicted_bytes > 100 * 2**20
+    assert point.planned.problem == ""
+    assert point.planned.peaks.process < 100 * 2**20
+    assert point.time is None
+    assert "does not fit" in repr(found)
+
+
+def test_a_budget_below_the_floor_is_recorded() -> None:
+    (point,) = acwb.sweep(make, [4], budget="2MiB", rounds=1).points
+    assert "No plan fits in 0.002 GiB" in point.planned.problem
+    assert point.planned.peaks is None
+    assert point.plain.peaks is not None
+    assert point.predicted_overhead is None
+    assert not point.at_floor
+
+
+def test_the_floor_may_stand_for_a_budget_below_it() -> None:
+    found = acwb.sweep(make, [4], budget="2MiB", or_floor=True, rounds=1)
+    (point,) = found.points
+    assert point.planned.problem == ""
+    assert point.planned.predicted_bytes > point.budget_bytes
+    assert_predicted(point.planned)
+    assert "at the floor" in repr(found)
+    assert found.frame["at_floor"].tolist() == [True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"batch_sizes": [], "reduction": 0.5}, "batch_sizes is \\[\\]"),
+        ({"batch_sizes": [0], "reduction": 0.5}, "batch_sizes is \\[0\\]"),
+        ({"batch_sizes": [2]}, "give one of them"),
+        ({"batch_sizes": [2], "budget": 1, "reduction": 0.5}, "give one of them"),
+        ({"batch_sizes": [2], "reduction": 1.5}, "A reduction of 1.5"),
+        ({"batch_sizes": [2], "budget": "3 apples"}, "cannot be read"),
+        ({"batch_sizes": [2], "reduction": 0.5, "rounds": 0}, "rounds is 0"),
+        ({"batch_sizes": [2], "reduction": 0.5, "repeats": 0}, "repeats is 0"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(arguments: dict[str, object], sentence: str) -> None:
+    with pytest.raises(acwb.AcwbError, match=sentence):
+        acwb.sweep(partial(make), **arguments)

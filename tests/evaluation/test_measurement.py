@@ -1,0 +1,105 @@
+"""`measure` against what a plan predicts, from fresh processes, without a trace in this one."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import acwb
+from acwb.evaluation.baselines import captured, eager
+from acwb.evaluation.measurement import seconds_of
+from acwb.evaluation.meters import peaks_of
+from acwb.models import Subject
+from support.bitwise import differences, snapshot
+
+
+def make() -> Subject:
+    return acwb.models.resnet18(batch_size=4, image_size=128)
+
+
+def traced(subject: Subject) -> acwb.TracedStep:
+    return acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+
+
+def test_a_planned_step_is_measured_as_predicted(tmp_path: Path) -> None:
+    subject = make()
+    step = traced(subject)
+    frontier = acwb.frontier(acwb.profile(step, repeats=1))
+    budget = (frontier.floor_bytes + frontier.baseline_bytes) // 2
+    planned = acwb.rewrite(step, frontier.at(budget))
+    before = snapshot(subject, torch.zeros(()))
+    found = acwb.measure(planned, rounds=3)
+    assert differences([before], [snapshot(subject, torch.zeros(()))]) == []
+    assert found.budget_bytes == budget
+    assert found.peaks.tensors == found.predicted.tensors
+    assert found.peaks.allocator == pytest.approx(found.predicted.allocator, rel=0.005)
+    assert found.peaks.process == pytest.approx(found.predicted.allocator, rel=0.02)
+    assert found.peaks.static_bytes == found.eager_peaks.static_bytes == step.graph.static_bytes
+    assert found.eager_peaks.process > found.peaks.process
+    assert len(found.seconds) == len(found.eager_seconds) == 3
+    assert found.time.rounds == 3
+    for word in ("predicted", "tensors", "allocator", "process", "eager", "3 rounds"):
+        assert word in repr(found)
+    found.save(tmp_path / "measurement.json")
+    assert acwb.Measurement.load(tmp_path / "measurement.json") == found
+
+
+def test_noise_is_called_noise() -> None:
+    step = traced(acwb.models.tiny_resnet())
+    measured = acwb.measure(step, rounds=1)
+    steady = replace(measured, seconds=(1.0, 1.02, 0.98) * 2, eager_seconds=(1.0,) * 6)
+    slower = replace(steady, seconds=(1.2, 1.22, 1.18) * 2)
+    assert measured.predicted is None
+    assert "within noise" in repr(steady)
+    assert "within noise" not in repr(slower)
+
+
+def test_a_model_that_a_notebook_defines_is_measured() -> None:
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return self.layers(values)
+
+    step = acwb.trace(Cell(), (torch.randn(512, 64),), lambda model, batch: functional.relu(model(*batch)).sum())
+    profile = acwb.profile(step, repeats=1)
+    found = acwb.measure(step, rounds=1, profile=profile)
+    assert found.peaks.tensors == found.predicted.tensors
+
+
+def test_a_cap_that_is_too_small_is_told() -> None:
+    step = traced(make())
+    with pytest.raises(acwb.DoesNotFitError, match=r"does not fit in 0\.150 GiB"):
+        acwb.measure(step, rounds=1, memory="0.15GiB")
+
+
+def test_two_measurements_of_a_peak_differ_by_less_than_half_a_percent() -> None:
+    first, second = peaks_of(make, eager), peaks_of(make, eager)
+    assert (first.static_bytes, first.tensors) == (second.static_bytes, second.tensors)
+    assert first.allocator == pytest.approx(second.allocator, rel=0.005)
+    assert first.process == pytest.approx(second.process, rel=0.005)
+
+
+def test_contenders_take_turns_in_one_process() -> None:
+    seconds = seconds_of(acwb.models.tiny_bert, {"eager": eager, "captured": captured}, rounds=4)
+    assert {name: len(times) for name, times in seconds.items()} == {"eager": 4, "captured": 4}
+
+
+def test_bad_input_is_refused() -> None:
+    subject = acwb.models.tiny_resnet()
+    step = traced(subject)
+    with pytest.raises(acwb.AcwbError, match="measure takes a step"):
+        acwb.measure(subject)
+    with pytest.raises(acwb.AcwbError, match="rounds is 0"):
+        acwb.measure(step, rounds=0)
+    other = acwb.profile(traced(acwb.models.tiny_bert()), repeats=1)
+    planned = acwb.rewrite(step, acwb.plan(acwb.profile(step, repeats=1), "100%"))
+    with pytest.raises(acwb.AcwbError, match="another step"):
+        acwb.measure(planned, profile=other)
+    with pytest.raises(acwb.AcwbError, match="computed outside"):
+        acwb.measure(replace(step, loss_fn=None))

@@ -1,0 +1,57 @@
+"""Meters and ratios, against what is known by hand."""
+
+import time
+
+import pytest
+import torch
+
+from acwb.evaluation.meters import LiveBytes, interleave, peak_live_bytes, ratio
+
+
+def test_live_bytes_follow_storages_not_tensors() -> None:
+    meter = LiveBytes()
+    existing = torch.ones(100)
+    with meter:
+        first = torch.zeros(1000)
+        assert meter.live == 4000
+        view = first[:10].view(2, 5)
+        assert meter.live == 4000
+        existing.add_(1)
+        alias = existing[:50]
+        assert meter.live == 4000
+        del first
+        assert meter.live == 4000
+        del view
+        assert meter.live == 0
+    assert meter.peak == 4000
+    assert alias.numel() == 50
+
+
+def test_the_peak_is_that_of_the_second_run() -> None:
+    kept: list[torch.Tensor] = []
+
+    def action() -> None:
+        if not kept:
+            kept.append(torch.zeros(10_000))
+        torch.zeros(10) + torch.zeros(10)
+
+    assert peak_live_bytes(action) == 120
+
+
+def test_a_ratio_of_interleaved_times() -> None:
+    seconds = interleave({"one": lambda: time.sleep(0.002), "two": lambda: time.sleep(0.006)}, rounds=11)
+    assert [len(times) for times in seconds.values()] == [11, 11]
+    found = ratio(seconds["two"], seconds["one"])
+    assert found.low <= found.median <= found.high
+    assert 1.5 < found.median < 6
+    assert ratio([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]).median == 1.0
+    assert str(ratio([1.1], [1.0])) == "×1.100 [1.100, 1.100]"
+
+
+def test_a_ratio_is_the_median_of_the_means_of_all_pairs_of_rounds() -> None:
+    assert ratio([1.0, 2.0, 9.0], [1.0, 1.0, 1.0]).median == 3.5  # of 1, 1.5, 2, 5, 5.5 and 9
+
+
+@pytest.mark.parametrize(("rounds", "is_noise"), [(5, True), (6, False)])
+def test_too_few_rounds_claim_nothing(rounds: int, is_noise: bool) -> None:
+    assert ratio([0.9] * rounds, [1.0] * rounds).is_noise is is_noise

@@ -1,0 +1,115 @@
+"""The notebooks: how they are written, and (slow) that each runs alone, top to bottom, and leaves what it promises."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from acwb.experiments import notebooks
+from acwb.experiments.__main__ import main
+from acwb.experiments.notebooks import NOTEBOOKS, PARAMETERS, WIDGET
+
+NAMES = [
+    *("01_capture_a_training_step", "02_profile_resnet152", "03_profile_bert", "04_plan_with_a_budget"),
+    *("05_rewrite_and_verify", "06_batch_sweep", "07_against_the_alternatives", "08_figures_for_the_report"),
+]
+MOST_LINES = 15
+PROFILE = ("profiler_stats_node_stats.csv", "profiler_stats_activation_stats.csv")
+TABLES = {
+    NAMES[1]: tuple(f"resnet152/{table}" for table in PROFILE),
+    NAMES[2]: tuple(f"bert/{table}" for table in PROFILE),
+    NAMES[3]: ("resnet152/ac_decisions.csv", "resnet152/checkpoint_plan.csv"),
+    NAMES[7]: ("08_summary.csv", "08_profiles.csv", "08_batches.csv"),
+}
+
+
+def read(name: str) -> nbformat.NotebookNode:
+    return nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+
+
+def test_there_are_eight() -> None:
+    assert sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_written_to_be_read(name: str) -> None:
+    notebook = read(name)
+    nbformat.validate(notebook)
+    first, *_, last = notebook.cells
+    for word in (f"# {int(name[:2])} · ", "**Question.**", "**Answer.**", "**Figure"):
+        assert word in first.source
+    assert "## What was learned" in last.source
+    (link,) = re.findall(r"\]\((\w+)\.ipynb\)", last.source)
+    assert link == NAMES[NAMES.index(name) + 1 - len(NAMES)]
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    prose = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
+    assert len(prose) >= len(code) / 2
+    assert code[0].source.count("import") >= 2
+    assert [PARAMETERS in cell.metadata.get("tags", ()) for cell in code].index(True) == 1
+    for cell in code:
+        assert len(cell.source.splitlines()) <= MOST_LINES
+        assert not re.search(r"sys\.path|^[!%]", cell.source, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_kept_notebook_can_be_read_where_nothing_runs(name: str) -> None:
+    notebook = read(name)
+    assert "widgets" not in notebook.metadata
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    for output in (output for cell in code for output in cell.outputs):
+        assert output.output_type != "error"
+        assert output.get("name") != "stderr"
+        assert WIDGET not in output.get("data", {})
+        assert "application/vnd.plotly.v1+json" not in output.get("data", {})
+
+
+def test_parameters_are_set_and_nothing_else() -> None:
+    before, after = read(NAMES[0]), notebooks.with_parameters(read(NAMES[0]), "full", Path("elsewhere"))
+    changed = [
+        (one.source, two.source) for one, two in zip(before.cells, after.cells, strict=True) if one.source != two.source
+    ]
+    assert [text for _, text in changed] == ['SCALE = "full"\nRESULTS = "elsewhere"']
+
+
+def test_a_scale_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["notebooks", "huge"])
+    assert "invalid choice: 'huge'" in capsys.readouterr().err
+
+
+def test_what_is_kept_has_no_widgets_and_its_own_sources() -> None:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x = 2")], metadata={"widgets": {}})
+    image = nbformat.v4.new_output("display_data", {"image/png": ""})
+    view = nbformat.v4.new_output("display_data", {WIDGET: {}})
+    printed = nbformat.v4.new_output("stream", name="stdout", text="measured now")
+    notebook.cells[0].outputs = [image, view, printed, nbformat.v4.new_output("stream", name="stderr", text="50%")]
+    source = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x = 1")])
+    kept = notebooks.readable(notebook, source)
+    assert kept.cells[0].outputs == [image, printed]
+    assert kept.cells[0].source == "x = 1"
+    assert "widgets" not in kept.metadata
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For the results of all notebooks, which use each other's where they find them."""
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_runs_and_leaves_what_it_promises(name: str, folder: Path) -> None:
+    notebook = notebooks.executed(NOTEBOOKS / f"{name}.ipynb", "quick", folder)
+    promised = set(re.findall(r'save_figure\(figure, "(\w+)"', "".join(cell.source for cell in notebook.cells)))
+    assert promised
+    for figure in promised:
+        for kind in ("html", "csv", "svg", "pdf", "png"):
+            assert (folder / f"{figure}.{kind}").stat().st_size > 100
+    for table in TABLES.get(name, ()):
+        assert len((folder / table).read_text().splitlines()) > 2
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            assert output.output_type != "error"
+            assert "Traceback" not in output.get("text", "")

@@ -1,0 +1,88 @@
+"""Hand-drawn and random steps for tests without torch."""
+
+from typing import Any
+
+from hypothesis import strategies
+
+from acwb.core.graph import Environment, Op, Phase, Role, StepGraph, Storage
+from acwb.core.profile import Conditions, Profile
+
+ENVIRONMENT = Environment("2.13.0", "cpu", "Drawing", "SGD", "float32", ())
+CONDITIONS = Conditions("drawing", 1, 1, swapped=False)
+PHASES = {"F": Phase.FORWARD, "B": Phase.BACKWARD, "O": Phase.OPTIMIZER}
+
+# An op: phase, name, what it reads, and the bytes of what it makes; None for a view, a tuple for several outputs.
+Line = tuple[str, str, str, int | tuple[int, ...] | None]
+
+
+def draw(existing: dict[str, int], lines: list[Line], loss: str, gradients: dict[str, str]) -> StepGraph:
+    """A step from its ops; what is read may be an op, one of its outputs ("norm:1"), or what exists before."""
+    storage_of = {name: name for name in existing}
+    sizes = dict(existing)
+    ops = []
+    for phase, name, reads, size in lines:
+        sources = reads.split()
+        inputs = tuple(dict.fromkeys(storage_of[source] for source in sources))
+        needs = tuple(dict.fromkeys(source.split(":")[0] for source in sources if source not in existing))
+        made = (
+            {f"{name}:{number}": part for number, part in enumerate(size)} if isinstance(size, tuple) else {name: size}
+        )
+        if size is None:
+            storage_of[name] = inputs[0]
+            made = {}
+        storage_of.update({made_name: made_name for made_name in made})
+        sizes.update(made)
+        ops.append(Op(name, "drawn", PHASES[phase], "", needs, inputs, tuple(made), view=size is None))
+    return StepGraph(
+        ops=tuple(ops),
+        storages=tuple(Storage(name, size, role(name, existing, ops, gradients, loss)) for name, size in sizes.items()),
+        loss=loss,
+        gradients=tuple(gradients.items()),
+        environment=ENVIRONMENT,
+    )
+
+
+def role(name: str, existing: Any, ops: list[Op], gradients: dict[str, str], loss: str) -> Role:
+    if name in existing:
+        return Role.PARAMETER if name in gradients else Role.INPUT
+    if name in gradients.values():
+        return Role.GRADIENT
+    made_forward = any(name in op.outputs and op.phase is Phase.FORWARD for op in ops)
+    read_backward = any(name in op.inputs and op.phase is Phase.BACKWARD for op in ops)
+    return Role.ACTIVATION if made_forward and read_backward and name != loss else Role.OTHER
+
+
+def profiled(graph: StepGraph, workspace: dict[str, int] | None = None) -> Profile:
+    """A profile in which every op takes one second, and nothing but `workspace`."""
+    nothing = {activation.name: 0.0 for activation in graph.activations}
+    seconds = {op.name: 1.0 for op in graph.ops}
+    workspaces = {op.name: (workspace or {}).get(op.name, 0) for op in graph.ops}
+    return Profile(graph, seconds, workspaces, nothing, nothing, CONDITIONS)
+
+
+@strategies.composite
+def steps(draw_from: strategies.DrawFn, most: int = 12) -> StepGraph:
+    """A random step: forward ops that read some of what is there, a backward op for each in reverse, one update."""
+    count = draw_from(strategies.integers(1, most))
+    sizes = strategies.integers(0, 9)
+    lines: list[Line] = []
+    values = ["x", "w"]
+    for number in range(count):
+        reads = draw_from(strategies.lists(strategies.sampled_from(values), min_size=1, max_size=3, unique=True))
+        kind = draw_from(strategies.sampled_from(["op", "op", "op", "view", "pair"]))
+        name = f"f{number}"
+        if kind == "view":
+            lines.append(("F", name, reads[0], None))
+        elif kind == "pair":
+            lines.append(("F", name, " ".join(reads), (draw_from(sizes), draw_from(sizes))))
+        else:
+            lines.append(("F", name, " ".join(reads), draw_from(sizes)))
+        values += [f"{name}:0", f"{name}:1"] if kind == "pair" else [name]
+    lines.append(("F", "loss", values[-1], 1))
+    previous = "one"
+    lines.append(("B", "one", "", 1))
+    for number in reversed(range(count)):
+        saved = draw_from(strategies.lists(strategies.sampled_from(values), max_size=3, unique=True))
+        lines.append(("B", f"b{number}", " ".join([previous, *saved]), draw_from(sizes)))
+        previous = f"b{number}"
+    return draw({"x": 3, "w": 5}, lines, "loss", {"w": previous})

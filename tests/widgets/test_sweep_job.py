@@ -1,0 +1,112 @@
+"""The sweep board's states, without widgets and with a sweep that is waited for by hand."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import acwb
+from acwb.evaluation.batch_sweep import Sweep
+from acwb.evaluation.fresh_process import CancelledError, cancellable, launch
+from acwb.widgets import sweep_job
+from acwb.widgets.sweep_job import Board, State, read_sizes
+
+
+class Stage:
+    """Stands in for `sweep`: gives a point whenever it is let to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, problem: Exception | None = None) -> None:
+        self.goes_on, self.problem = threading.Semaphore(0), problem
+        monkeypatch.setattr(sweep_job, "sweep", self.sweep)
+
+    def sweep(self, _subject: Any, sizes: Any, watcher: Any, **_options: Any) -> Sweep:
+        points: list[Any] = []
+        for size in sizes:
+            assert self.goes_on.acquire(timeout=20)
+            if self.problem is not None:
+                raise self.problem
+            points.append(size)
+            watcher(Sweep("subject", {}, tuple(points)))
+        return Sweep("subject", {}, tuple(points))
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    return Board(tmp_path, 1, {"tiny": acwb.models.tiny_resnet})
+
+
+def test_points_arrive_and_it_is_done(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, seen = Stage(monkeypatch), list[tuple[State, int]]()
+    board.observe(lambda each: seen.append((each.state, len(each.sweep.points) if each.sweep else 0)))
+    assert board.state is State.IDLE
+    board.start("tiny", "2, 4", 0.5)
+    assert board.state is State.RUNNING
+    stage.goes_on.release(2)
+    assert board.wait(20) is State.DONE
+    assert seen == [(State.RUNNING, 0), (State.RUNNING, 1), (State.RUNNING, 2), (State.DONE, 2)]
+    assert "Done: 2 batch sizes" in board.told
+
+
+def test_a_second_start_waits_for_the_first(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch)
+    board.start("tiny", "2", 0.5)
+    board.start("tiny", "8", 0.5)
+    assert board.wanted == (2,)
+    assert "cancel it first" in board.told
+    stage.goes_on.release()
+    assert board.wait(20) is State.DONE
+
+
+def test_what_goes_wrong_is_told(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch, acwb.AcwbError("The file holds another sweep."))
+    board.start("tiny", "2", 0.5)
+    stage.goes_on.release()
+    assert board.wait(20) is State.FAILED
+    assert board.told == "The sweep stopped: The file holds another sweep."
+    board.cancel()
+    assert board.state is State.FAILED
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "sentence"),
+    [
+        ("tiny", "", "No batch size is given"),
+        ("tiny", "two", "'two' is not a batch size"),
+        ("tiny", "2, 0", "'0' is not a batch size"),
+        ("tiny", "-3", "'-3' is not a batch size"),
+        ("huge", "2", "There is no model 'huge'"),
+    ],
+)
+def test_bad_input_is_told_and_nothing_starts(board: Board, name: str, sizes: str, sentence: str) -> None:
+    board.start(name, sizes, 0.5)
+    assert sentence in board.told
+    assert board.state is State.IDLE
+
+
+def test_sizes_as_people_type_them() -> None:
+    assert read_sizes(" 4,8  16;4\n") == (4, 8, 16)
+
+
+def test_cancelling_ends_a_running_measurement_at_once(board: Board) -> None:
+    board.start("tiny", "2, 4", 0.5)
+    assert board.state is State.RUNNING
+    board.cancel()
+    assert board.state in (State.CANCELLING, State.CANCELLED)
+    assert board.wait(60) is State.CANCELLED
+    assert "0 of 2 batch sizes are measured and kept" in board.told
+
+
+def test_a_process_that_is_cancelled_does_not_outlive_it(tmp_path: Path) -> None:
+    stop, sign = threading.Event(), tmp_path / "alive"
+    threading.Timer(1.0, stop.set).start()
+    with cancellable(stop), pytest.raises(CancelledError):
+        launch(_wait, str(sign))
+    assert not sign.exists()
+
+
+def _wait(path: str) -> None:
+    import time
+
+    time.sleep(60)
+    Path(path).write_text("still here")
