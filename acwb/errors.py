@@ -55,3 +55,11 @@ class InfeasibleBudgetError(AcwbError):
 
 class DoesNotFitError(AcwbError):
     """A run was stopped by the memory that it was given, or was not tried because it needs more than there is."""
+
+
+class ProcessDiedError(AcwbError):
+    """A fresh process ended without an answer."""
+
+
+class CancelledError(AcwbError):
+    """A fresh process was ended because somebody asked for it."""

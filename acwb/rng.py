@@ -1,34 +1,22 @@
-"""Functions of our own in a step's graph, for what eager PyTorch does and ATen's functional ops cannot say.
+"""State of the random number generator: read, set, preserve, and replay a random op from a saved state.
 
-Two of them are ops of a captured step. A rewritten step keeps the state of the random generator before a random op, and
-replays the op from there: the same numbers again, and the stream goes on as if nothing had been drawn.
+A rewritten step records the generator's state before a random op and replays the op from there: the same numbers, and
+the global stream goes on as if nothing had been drawn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-_LIBRARY = torch.library.Library("acwb", "DEF")
-_LIBRARY.define("gradient_copy(Tensor gradient, int[] size, int[] stride) -> Tensor")
-_LIBRARY.define("bernoulli(Tensor like, float p) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 
-
-def _gradient_copy(gradient: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    """A gradient in its parameter's layout and in memory of its own, as autograd makes it when it sets `.grad`."""
-    return torch.empty_strided(size, stride, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
-
-
-def _bernoulli(like: torch.Tensor, p: float) -> torch.Tensor:
-    """As `bernoulli_`, which draws in the order of memory; `aten.bernoulli.p` draws in the order of indices."""
-    return torch.empty_like(like).bernoulli_(p)
-
-
-_LIBRARY.impl("gradient_copy", _gradient_copy, "CompositeExplicitAutograd")
-_LIBRARY.impl("bernoulli", _bernoulli, "CompositeExplicitAutograd")
-
-gradient_copy = torch.ops.acwb.gradient_copy.default
-bernoulli = torch.ops.acwb.bernoulli.default
+@contextmanager
+def preserved(device: torch.device) -> Iterator[None]:
+    """Whatever is drawn meanwhile, the random state is as before at the end."""
+    used = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(used, device_type=device.type if used else "cuda"):
+        yield
 
 
 def random_state(device: torch.device) -> torch.Tensor:

@@ -1,4 +1,43 @@
-"""How sizes are written for people. Elsewhere bytes are `int` and seconds `float`; GiB and ms are for reading."""
+"""Reads a budget as a person gives it: bytes, "1.5GiB", or "60%" of what the step needs unplanned."""
+
+import math
+import re
+
+from acwb.errors import AcwbError
+
+UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+HINT = 'give bytes as a whole number, or text like "1.5GiB" or "60%"'
+
+
+def budget_bytes(budget: int | float | str, baseline: int) -> int:
+    """`budget` in bytes; `baseline` is the peak of the unplanned step."""
+    if isinstance(budget, bool) or not isinstance(budget, (int, float, str)):
+        raise AcwbError(f"A budget of {budget!r} is not a size: {HINT}.")
+    if isinstance(budget, str):
+        size = _parse_text(budget, baseline)
+    elif math.isfinite(budget):
+        size = int(budget)
+    else:
+        raise AcwbError(f"A budget of {budget!r} is not a size: {HINT}.")
+    if size <= 0:
+        raise AcwbError(f"A budget of {budget!r} leaves no memory at all: {HINT}.")
+    return size
+
+
+def _parse_text(text: str, baseline: int) -> int:
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(%|[A-Za-z]+)\s*", text)
+    if match is None or (match[2] != "%" and match[2] not in UNITS):
+        raise AcwbError(f"A budget of {text!r} cannot be read: {HINT}.")
+    amount = float(match[1])
+    if match[2] != "%":
+        return int(amount * UNITS[match[2]])
+    if amount > 100:
+        raise AcwbError(
+            f"A budget of {text!r} is more than the step needs without a plan ({gibibytes(baseline)}): give 100 % or "
+            "less."
+        )
+    return int(amount * baseline / 100)
+
 
 GIBIBYTE = 2**30
 

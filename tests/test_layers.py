@@ -11,9 +11,9 @@ FOLDER = Path(acwb.__file__).parent
 
 # A layer imports only from itself and from the layers above it in this list.
 LAYERS = [
-    {"errors", "units", "_torchvision_shim"},
-    {"files", "rng", "models"},
-    {"rollback"},
+    {"errors", "_torchvision_shim", "_torch", "rng", "bitwise"},
+    {"units", "files", "rollback", "subject"},
+    {"models"},
     {"core"},
     {"capture"},
     {"profiling"},

@@ -10,9 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import acwb
-from acwb.evaluation.meters import LiveBytes
-from acwb.models import Subject
+from acwb.evaluation.memory import LiveBytes
 from acwb.rollback import interrupts_deferred
+from acwb.subject import Subject
 from support.bitwise import differences, snapshot, train
 
 ENOUGH = 10**15

@@ -23,9 +23,9 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 
-from acwb import rng
+from acwb._torch import storage_id
+from acwb.capture import custom_ops
 from acwb.capture.slots import Slot
-from acwb.capture.storage_analysis import storage_of
 from acwb.core.graph import Phase, Role
 from acwb.errors import CaptureError
 
@@ -142,7 +142,7 @@ def _copy_ops(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, fx.Node
             _tell_biases_apart(node)
         copy = graph.node_copy(node, copies.__getitem__)
         if node.target is aten.bernoulli.p:
-            copy.target = rng.bernoulli
+            copy.target = custom_ops.bernoulli
         copy.meta = {"val": node.meta.get("val"), "phase": phase, "module": module}
         copies[node] = copy
         if node.op == "get_attr":
@@ -218,7 +218,7 @@ def _read_results(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, fx.
 def _own_gradients(assembly: Assembly) -> None:
     """Give each gradient its parameter's layout and memory of its own, as autograd does when it sets `.grad`."""
     others = [*assembly.outputs.values(), *assembly.updates.values(), *assembly.graph.find_nodes(op="get_attr")]
-    taken = {storage_of(node.meta["val"]) for node in (*assembly.placeholders, *others)}
+    taken = {storage_id(node.meta["val"]) for node in (*assembly.placeholders, *others)}
     spans: dict[int, list[tuple[int, int]]] = {}
     for position, gradient in assembly.gradients.items():
         if gradient is None:
@@ -230,9 +230,9 @@ def _own_gradients(assembly: Assembly) -> None:
                 "captured: use sparse=False."
             )
         span = (value.storage_offset(), value.storage_offset() + value.numel())
-        beside = spans.setdefault(storage_of(value), [])
+        beside = spans.setdefault(storage_id(value), [])
         shared = any(span[0] < end and start < span[1] for start, end in beside)
-        if storage_of(value) in taken or shared or value.stride() != _gradient_strides(parameter, value):
+        if storage_id(value) in taken or shared or value.stride() != _gradient_strides(parameter, value):
             assembly.gradients[position] = _copy_gradient(assembly.graph, gradient, parameter)
         else:
             beside.append(span)
@@ -254,8 +254,8 @@ def _copy_gradient(graph: fx.Graph, gradient: fx.Node, parameter: torch.Tensor) 
     value = gradient.meta["val"]
     arguments = (list(parameter.shape), list(_gradient_strides(parameter, parameter)))
     with graph.inserting_after(_last_beside(graph, gradient)), value.fake_mode:
-        copy = graph.call_function(rng.gradient_copy, (gradient, *arguments))
-        copied = rng.gradient_copy(value, *arguments)
+        copy = graph.call_function(custom_ops.gradient_copy, (gradient, *arguments))
+        copied = custom_ops.gradient_copy(value, *arguments)
     copy.meta = {"val": copied, "phase": Phase.BACKWARD, "module": gradient.meta["module"]}
     return copy
 
@@ -284,9 +284,9 @@ def _write_back(assembly: Assembly) -> None:
 
 
 def _add_write_back(assembly: Assembly, phase: Phase) -> None:
-    existing = {storage_of(node.meta["val"]) for node in assembly.placeholders}
+    existing = {storage_id(node.meta["val"]) for node in assembly.placeholders}
     for position, value in assembly.updates.items():
-        if storage_of(value.meta["val"]) in existing:  # or an earlier copy could overwrite it
+        if storage_id(value.meta["val"]) in existing:  # or an earlier copy could overwrite it
             copy = assembly.graph.call_function(aten.clone.default, (value,))
             copy.meta = {
                 "val": aten.clone.default(value.meta["val"]),

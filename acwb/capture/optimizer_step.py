@@ -18,8 +18,8 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from acwb._torch import storage_id
 from acwb.capture.joint_graph import placeholder
-from acwb.capture.storage_analysis import storage_of
 from acwb.core.graph import Phase, Role
 from acwb.errors import CaptureError
 
@@ -172,8 +172,8 @@ class _Recording(TorchDispatchMode):
     def _follow(self, tensor: torch.Tensor, node: fx.Node) -> None:
         """Know the tensor by its node as long as it lives, and the op after which its storage is given up."""
         if id(tensor) not in self.nodes:
-            self.aliases[storage_of(tensor)] += 1
-            weakref.finalize(tensor, self._died, id(tensor), storage_of(tensor)).atexit = False
+            self.aliases[storage_id(tensor)] += 1
+            weakref.finalize(tensor, self._died, id(tensor), storage_id(tensor)).atexit = False
         self.nodes[id(tensor)] = node
 
     def _died(self, tensor: int, storage: int) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from acwb._torch import storage_id
 from acwb.capture.recompute_rules import parts_of, rule_of
 from acwb.core.graph import Environment, Op, Phase, Role, StepGraph, Storage
 
@@ -40,11 +41,6 @@ _KEEP_TERMS = {
 
 # Only a run of the kernel tells: the workspace of oneDNN's recurrent layers, the offsets of an embedding bag.
 _MISDESCRIBED = {aten.mkldnn_rnn_layer.default, aten._embedding_bag.default}
-
-
-def storage_of(value: torch.Tensor) -> int:
-    """What identifies the memory behind a recorded tensor."""
-    return int(value.untyped_storage()._cdata)
 
 
 def survey(graph: fx.Graph, environment: Environment) -> StepGraph:
@@ -81,13 +77,13 @@ class _Survey:
         )
 
     def _name(self, node: fx.Node) -> str:
-        return self.name_of[storage_of(node.meta["val"])]
+        return self.name_of[storage_id(node.meta["val"])]
 
     def _add(self, value: torch.Tensor, name: str, size: int) -> bool:
         """Give a storage its name and size when it is first seen."""
-        if storage_of(value) in self.name_of:
+        if storage_id(value) in self.name_of:
             return False
-        self.name_of[storage_of(value)] = name
+        self.name_of[storage_id(value)] = name
         self.bytes_of[name] = size
         return True
 
@@ -111,20 +107,20 @@ class _Survey:
             self.role_of[name] = node.meta.get("role", Role.OTHER)
 
     def _op(self, node: fx.Node) -> Op:
-        inputs = tuple(dict.fromkeys(self.name_of[storage_of(value)] for value in _tensors_read(node)))
+        inputs = tuple(dict.fromkeys(self.name_of[storage_id(value)] for value in _tensors_read(node)))
         several = isinstance(node.meta["val"], (tuple, list))
         outputs = []
         values = _made(node) if several else [node.meta["val"]]
         if _is_view(node):  # of a constant, whose views are recorded as if they had memory of their own
             self.name_of.update(
-                {storage_of(value): inputs[0] for value in values if storage_of(value) not in self.name_of}
+                {storage_id(value): inputs[0] for value in values if storage_id(value) not in self.name_of}
             )
         for position, (value, size) in enumerate(zip(values, self._sizes(node, values), strict=True)):
             name = f"{node.name}:{position}" if several else node.name
             if isinstance(value, torch.Tensor) and self._add(value, name, size):
                 outputs.append(name)
                 self.phase_made[name] = node.meta["phase"]
-        mutates = tuple(dict.fromkeys(self.name_of[storage_of(value)] for value in _tensors_written(node)))
+        mutates = tuple(dict.fromkeys(self.name_of[storage_id(value)] for value in _tensors_written(node)))
         return Op(
             name=node.name,
             target=_target(node.target),

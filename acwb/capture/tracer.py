@@ -24,19 +24,12 @@ from torch.fx import traceback as fx_traceback
 
 from acwb import files, rng
 from acwb.capture import eager_parity, joint_graph, optimizer_step, validation
+from acwb.capture.module_state import attributes_restored, refuse_left_behind, states_of
 from acwb.capture.side_effects import Guard, ValueQuestion, guarded
-from acwb.capture.slots import (
-    Slot,
-    attributes_restored,
-    rebound,
-    refuse_hooks,
-    refuse_left_behind,
-    slots_of,
-    standing_in,
-    states_of,
-)
-from acwb.capture.step import CapturedBatch, Form, TracedStep
+from acwb.capture.slots import Slot, rebound, refuse_hooks, slots_of, standing_in
+from acwb.capture.step import TracedStep
 from acwb.capture.storage_analysis import survey
+from acwb.capture.tensor_specs import CapturedBatch, Form
 from acwb.core.graph import Environment, Role
 from acwb.errors import AcwbError, CaptureError
 

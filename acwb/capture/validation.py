@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from acwb.capture.slots import Slot
-from acwb.capture.step import CapturedBatch, Form
+from acwb.capture.tensor_specs import CapturedBatch, Form
 from acwb.core.graph import Role
 from acwb.errors import AcwbError, CaptureError
 

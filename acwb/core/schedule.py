@@ -5,11 +5,16 @@ is one more `Run` with the next copy number, which makes new storages under the 
 entries. An op reads the newest copy of what it needs.
 """
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
-from acwb.core.graph import Role, StepGraph
-from acwb.units import gibibytes
+import numpy
+
+from acwb.core.graph import Op, Phase, StepGraph
+from acwb.core.graph_arrays import Numbers, arrays_of
+from acwb.errors import AcwbError
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,44 +75,146 @@ class Schedule:
         return f"Schedule({len(runs):,} runs, {again:,} of them recomputations, {swaps:,} swaps)"
 
 
-@dataclass(frozen=True, repr=False)
-class Timeline:
-    """What a schedule costs. Positions count the schedule's entries; bytes are those after an entry.
+class _Firsts:
+    """The entries of a graph that almost every schedule has: the first run of each op, the free of each first copy."""
 
-    Attributes:
-        tensor_bytes: live storages. For a `Run`, when it has made its outputs and still has its inputs. The random
-            states that are kept for random ops that run again count as there from the start.
-        total_bytes: the same with the running op's workspace, which is what a budget bounds. Where random ops run
-            again, it has room for one more random state: that of the stream, which waits meanwhile.
-        by_role: `tensor_bytes` of each role.
-        alive_at_peak: the storages (with their copy) that are alive at the peak of `total_bytes`, the largest first.
-        peak_entry: what runs there.
+    def __init__(self, graph: StepGraph) -> None:
+        self.runs = [Run(op.name) for op in graph.ops]
+        self.frees = [Free(storage.name) for storage in graph.storages]
+
+
+_FIRSTS: WeakKeyDictionary[Numbers, _Firsts] = WeakKeyDictionary()
+
+
+def _firsts(graph: StepGraph) -> _Firsts:
+    if arrays_of(graph) not in _FIRSTS:
+        _FIRSTS[arrays_of(graph)] = _Firsts(graph)
+    return _FIRSTS[arrays_of(graph)]
+
+
+class Listing:
+    """Lists what runs, in order; a view is taken again before it is read, if its base was made again since."""
+
+    def __init__(self, graph: StepGraph) -> None:
+        self.runs: list[Run] = []
+        self._graph = graph
+        self._through = arrays_of(graph).through
+        self._readers = arrays_of(graph).readers
+        self._firsts = _firsts(graph).runs
+        self._next = 0  # the next op that has not run yet
+        self._copies: dict[int, int] = {}  # of each op that ran again
+        self._made: dict[str, int] = {}  # where each storage that was made again was made last
+        self._taken: dict[int, int] = {}  # where each view that was taken again was taken last
+        self._done: list[int] = [-1] * len(graph.ops)  # where each op ran first
+
+    def run_until(self, stop: int) -> None:
+        """Run all ops up to number `stop`, those that have not run yet."""
+        while self._next < stop:
+            end = stop
+            if self._made:  # else no view is of an older copy
+                reader = bisect_left(self._readers, self._next)
+                end = min(stop, self._readers[reader]) if reader < len(self._readers) else stop
+                if end == self._next:
+                    self._renew(self._through[end])
+                    end += 1
+            position = len(self.runs)
+            self._done[self._next : end] = range(position, position + end - self._next)
+            self.runs += self._firsts[self._next : end]
+            self._next = end
+
+    def run_again(self, rank: int, short: bool = False) -> None:
+        """Run op number `rank` again, by its shortcut if it is to be `short`."""
+        self._renew(self._through[rank + short * len(self._graph.ops)])
+        for name in made_by(self._graph.ops[rank], short):
+            self._made[name] = len(self.runs)
+        self._append(rank, short)
+
+    def _renew(self, views: Sequence[int]) -> None:
+        """Take views again that are of older copies."""
+        for view in views:
+            taken = self._taken.get(view, self._done[view])
+            if any(self._made.get(name, -1) > taken for name in self._graph.ops[view].inputs):
+                self._append(view, False)
+
+    def _append(self, rank: int, short: bool) -> None:
+        self._copies[rank] = self._copies.get(rank, 0) + 1
+        if self._graph.ops[rank].view:
+            self._taken[rank] = len(self.runs)
+        self.runs.append(Run(self._graph.ops[rank].name, self._copies[rank], short))
+
+    def was_made_again(self, name: str) -> bool:
+        """Whether there is a newer copy of a storage than the first."""
+        return name in self._made
+
+
+def made_by(op: Op, short: bool = False) -> tuple[str, ...]:
+    """The storages that a run of `op` makes."""
+    return op.outputs[:1] if short else op.outputs
+
+
+def freeing(graph: StepGraph, runs: Sequence[Run]) -> Schedule:
+    """The schedule that does `runs` and frees every storage right after its last use."""
+    numbers, count, end = arrays_of(graph), len(graph.ops), len(runs)
+    ops = numpy.array([graph.rank[run.op] + count * run.short for run in runs], dtype=numpy.int64)
+    made_at, made = numbers.makes.of(ops)
+    used_at, used = numbers.uses.of(ops)
+    used_at, used = used_at[numbers.made[used]], used[numbers.made[used]]
+    used_at, used = numpy.append(used_at, numpy.full(len(numbers.kept), end)), numpy.append(used, numbers.kept)
+    # A storage and a place as one number, in which the last making before a use is the next number below.
+    order = numpy.argsort(made * (end + 1) + made_at, kind="stable")
+    makings = (made * (end + 1) + made_at)[order]
+    last = made_at[order].copy()
+    numpy.maximum.at(last, numpy.searchsorted(makings, used * (end + 1) + used_at) - 1, used_at)
+    freed_after = numpy.empty_like(last)
+    freed_after[order] = last
+    freed = numpy.argsort(freed_after, kind="stable")  # those of the same place in the order in which they were made
+    firsts = _firsts(graph).frees
+    frees = [
+        Free(firsts[storage].storage, copy) if (copy := runs[at].copy) else firsts[storage]
+        for storage, at in zip(made[freed].tolist(), made_at[freed].tolist(), strict=True)
+    ]
+    bounds = numpy.searchsorted(freed_after[freed], numpy.arange(end), side="right").tolist()
+    entries: list[Entry] = []
+    done = 0
+    for run, bound in zip(runs, bounds, strict=True):
+        entries.append(run)
+        if bound > done:
+            entries += frees[done:bound]
+            done = bound
+    return Schedule(tuple(entries))
+
+
+def just_in_time(graph: StepGraph, discard: Collection[str] = ()) -> Schedule:
+    """Run the step as captured, but recompute the activations in `discard` right before they are first needed again.
+
+    A recomputed activation stays until its last use; what else its recomputation needs is run again too, and dropped.
     """
+    dropped = frozenset(discard)
+    unknown = dropped - {activation.name for activation in graph.activations}
+    if unknown:
+        raise AcwbError(f"{', '.join(sorted(unknown))} cannot be discarded: not an activation of this graph.")
+    listing = Listing(graph)
+    for rank, op in enumerate(graph.ops):
+        if dropped and op.phase is Phase.BACKWARD and (chain := _missing(graph, op, dropped, listing)):
+            listing.run_until(rank)
+            for source in chain:
+                listing.run_again(source)
+    listing.run_until(len(graph.ops))
+    return freeing(graph, listing.runs)
 
-    tensor_bytes: tuple[int, ...]
-    total_bytes: tuple[int, ...]
-    by_role: Mapping[Role, tuple[int, ...]]
-    seconds: float
-    peak_step: int
-    peak_entry: Entry
-    alive_at_peak: tuple[tuple[str, int], ...]
 
-    @property
-    def peak_bytes(self) -> int:
-        """The peak of live storages and workspace."""
-        return self.total_bytes[self.peak_step]
-
-    @property
-    def tensor_peak_bytes(self) -> int:
-        """The peak of live storages alone."""
-        return max(self.tensor_bytes)
-
-    def __repr__(self) -> str:
-        at = self.peak_entry.op if isinstance(self.peak_entry, Run) else self.peak_entry
-        parts = sorted(((sizes[self.peak_step], role) for role, sizes in self.by_role.items()), reverse=True)
-        lines = [
-            f"Timeline: {self.seconds * 1e3:,.1f} ms, peak {gibibytes(self.peak_bytes)} at {at} "
-            f"(tensors {gibibytes(self.tensor_peak_bytes)})",
-            *(f"  {role:<16}{gibibytes(size):>14}" for size, role in parts if size),
-        ]
-        return "\n".join(lines)
+def _missing(graph: StepGraph, op: Op, dropped: frozenset[str], listing: Listing) -> list[int]:
+    """The forward ops that make again what `op` reads and is not there, in order."""
+    found: set[int] = set()
+    waiting = [op]
+    while waiting:
+        for name in waiting.pop().inputs:
+            if name not in graph.maker or (
+                name in graph.surviving and (name not in dropped or listing.was_made_again(name))
+            ):
+                continue
+            source = graph.rank[graph.maker[name]]
+            if graph.ops[source].phase is Phase.FORWARD and source not in found:
+                found.add(source)
+                waiting.append(graph.ops[source])
+    return sorted(found)

@@ -5,14 +5,61 @@ nothing has a threshold. A schedule that uses what is not there is refused. All 
 arrays, so that a budget that moves has its timeline at once.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy
 
-from acwb.core.graph import Array, Role
+from acwb.core.graph import Role
+from acwb.core.graph_arrays import Array, arrays_of
 from acwb.core.profile import Profile
-from acwb.core.schedule import Run, Schedule, SwapIn, SwapOut, Timeline
+from acwb.core.schedule import Entry, Run, Schedule, SwapIn, SwapOut
 from acwb.errors import AcwbError
+from acwb.units import gibibytes
+
+
+@dataclass(frozen=True, repr=False)
+class Timeline:
+    """What a schedule costs. Positions count the schedule's entries; bytes are those after an entry.
+
+    Attributes:
+        tensor_bytes: live storages. For a `Run`, when it has made its outputs and still has its inputs. The random
+            states that are kept for random ops that run again count as there from the start.
+        total_bytes: the same with the running op's workspace, which is what a budget bounds. Where random ops run
+            again, it has room for one more random state: that of the stream, which waits meanwhile.
+        by_role: `tensor_bytes` of each role.
+        alive_at_peak: the storages (with their copy) that are alive at the peak of `total_bytes`, the largest first.
+        peak_entry: what runs there.
+    """
+
+    tensor_bytes: tuple[int, ...]
+    total_bytes: tuple[int, ...]
+    by_role: Mapping[Role, tuple[int, ...]]
+    seconds: float
+    peak_step: int
+    peak_entry: Entry
+    alive_at_peak: tuple[tuple[str, int], ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak of live storages and workspace."""
+        return self.total_bytes[self.peak_step]
+
+    @property
+    def tensor_peak_bytes(self) -> int:
+        """The peak of live storages alone."""
+        return max(self.tensor_bytes)
+
+    def __repr__(self) -> str:
+        at = self.peak_entry.op if isinstance(self.peak_entry, Run) else self.peak_entry
+        parts = sorted(((sizes[self.peak_step], role) for role, sizes in self.by_role.items()), reverse=True)
+        lines = [
+            f"Timeline: {self.seconds * 1e3:,.1f} ms, peak {gibibytes(self.peak_bytes)} at {at} "
+            f"(tensors {gibibytes(self.tensor_peak_bytes)})",
+            *(f"  {role:<16}{gibibytes(size):>14}" for size, role in parts if size),
+        ]
+        return "\n".join(lines)
+
 
 Copy = tuple[str, int]
 UNKNOWN = -(2**40)
@@ -38,7 +85,7 @@ class _Simulation:
         self.profile = profile
         self.schedule = schedule
         self.graph = graph = profile.graph
-        self.numbers = numbers = graph.numbers
+        self.numbers = numbers = arrays_of(graph)
         self.end = len(schedule.entries) + 1
         self.runs = [entry for entry in schedule.entries if isinstance(entry, Run)]
         self.moves = [entry for entry in schedule.entries if not isinstance(entry, Run)]

@@ -24,11 +24,8 @@ from acwb.capture.tracer import trace
 from acwb.errors import AcwbError
 from acwb.execution.block_checkpoint import blocks_of
 from acwb.execution.rewriter import PlannedStep, rewrite
-from acwb.models import Subject
 from acwb.planning.plan import Plan
-
-Step = Callable[[], torch.Tensor]
-Contender = Callable[[Subject], Step]
+from acwb.subject import Contender, Step, Subject
 
 AOT, INDUCTOR = "aot_eager_decomp_partition", "inductor"
 

@@ -17,13 +17,12 @@ from acwb.core.profile import Profile
 from acwb.errors import AcwbError, DoesNotFitError
 from acwb.evaluation.baselines import eager, planned, traced
 from acwb.evaluation.memory_cap import train_within
-from acwb.models import Subject
-from acwb.planning.budgets import budget_bytes
 from acwb.planning.frontier import Frontier, explore, frontier
 from acwb.planning.plan import Plan
 from acwb.profiling.profiler import profile
 from acwb.profiling.workspace_probe import workspaces
-from acwb.units import gibibytes
+from acwb.subject import Subject
+from acwb.units import budget_bytes, gibibytes
 
 MakeSubject = Callable[[int], Subject]
 SMALL = (2, 4)

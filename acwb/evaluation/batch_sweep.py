@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     import pandas
 from acwb import files
 from acwb.errors import AcwbError, DoesNotFitError, InfeasibleBudgetError
-from acwb.evaluation.baselines import Contender, eager, planned, traced
+from acwb.evaluation.baselines import eager, planned, traced
 from acwb.evaluation.fresh_process import launch
 from acwb.evaluation.measurement import ROUNDS, seconds_of
+from acwb.evaluation.memory import Peaks, peaks_of_each
 from acwb.evaluation.memory_cap import train_within
-from acwb.evaluation.meters import Peaks, Ratio, peaks_of_each, ratio
-from acwb.models import Subject
-from acwb.planning.budgets import budget_bytes
+from acwb.evaluation.timing import Ratio, ratio
 from acwb.planning.frontier import frontier
 from acwb.planning.heuristics import keep_all
 from acwb.planning.plan import Plan
 from acwb.profiling.devices import available_bytes
 from acwb.profiling.profiler import profile
-from acwb.units import gibibytes, milliseconds
+from acwb.subject import Contender, Subject
+from acwb.units import budget_bytes, gibibytes, milliseconds
 
 MakeSubject = Callable[[int], Subject]
 KIND = "Sweep"

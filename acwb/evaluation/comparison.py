@@ -19,8 +19,6 @@ from acwb import files, models
 from acwb.capture.step import TracedStep
 from acwb.evaluation.baselines import (
     INDUCTOR,
-    Contender,
-    Step,
     behind,
     captured,
     eager,
@@ -30,13 +28,14 @@ from acwb.evaluation.baselines import (
     sqrt_n,
     traced,
 )
-from acwb.evaluation.meters import Ratio, allocated_growth, interleave, ratio
+from acwb.evaluation.memory import allocated_growth
+from acwb.evaluation.timing import Ratio, interleave, ratio
 from acwb.evaluation.verifier import BUFFER, GRADIENT, compare
 from acwb.execution.rewriter import rewrite
-from acwb.models import Subject
 from acwb.planning.frontier import Frontier, frontier
 from acwb.planning.plan import Plan
 from acwb.profiling.profiler import profile
+from acwb.subject import Contender, Step, Subject
 from acwb.units import gibibytes
 
 ROUNDS = 11

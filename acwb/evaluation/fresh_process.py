@@ -6,7 +6,6 @@ way, and what the function raises is raised here. This process's main module is 
 
 import os
 import pickle
-import resource
 import subprocess
 import sys
 import tempfile
@@ -20,24 +19,10 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
-from acwb.errors import AcwbError
-from acwb.profiling.devices import data_bytes
+from acwb.errors import AcwbError, CancelledError, ProcessDiedError
 
 Result = TypeVar("Result")
-
-# The C library then maps every block of 64 KiB or more by itself and gives it back when it is freed, so that the
-# process's memory follows its tensors. It makes allocation slower: times are never measured so. Two such processes may
-# run at the same time: their threads sleep while they wait, instead of keeping the cores from each other.
-PLAIN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_WAIT_POLICY": "passive"}
 PATIENCE = 0.1  # seconds between two looks at whether a process is to be ended
-
-
-class ProcessDiedError(AcwbError):
-    """A fresh process ended without an answer."""
-
-
-class CancelledError(AcwbError):
-    """A fresh process was ended because somebody asked for it."""
 
 
 _stops: ContextVar[tuple[Event, ...]] = ContextVar("stops", default=())
@@ -145,16 +130,6 @@ def _write(path: Path, function: Callable[..., object], args: object, kwargs: ob
             f"{_name(function)} or its arguments cannot be sent to another process ({error}): leave out what belongs "
             "to this one, like open files and locks."
         ) from error
-
-
-def cap_memory(size: int) -> None:
-    """From now on, let this process allocate `size` bytes more than it holds, and not a byte beyond that.
-
-    Mapped libraries do not count; what the C library holds without using it stays there to be used. What torch cannot
-    get, it reports as an error.
-    """
-    limit = data_bytes() + size
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _name(function: Callable[..., object]) -> str:

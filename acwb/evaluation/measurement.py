@@ -17,16 +17,16 @@ from acwb import files
 from acwb.capture.step import TracedStep
 from acwb.core.profile import Profile
 from acwb.errors import AcwbError
-from acwb.evaluation.baselines import Contender, Step, behind, eager
+from acwb.evaluation.baselines import behind, eager
 from acwb.evaluation.fresh_process import launch
+from acwb.evaluation.memory import Peaks, peaks_of_each
 from acwb.evaluation.memory_cap import train_within
-from acwb.evaluation.meters import Peaks, Ratio, interleave, peaks_of_each, ratio
+from acwb.evaluation.timing import Ratio, interleave, ratio
 from acwb.execution.rewriter import PlannedStep
-from acwb.models import Subject
-from acwb.planning.budgets import budget_bytes
 from acwb.planning.heuristics import keep_all
 from acwb.planning.plan import Plan
-from acwb.units import gibibytes, milliseconds
+from acwb.subject import Contender, Step, Subject
+from acwb.units import budget_bytes, gibibytes, milliseconds
 
 ROUNDS = 11
 

@@ -10,17 +10,18 @@ from collections.abc import Callable
 
 import torch
 
-from acwb.errors import DoesNotFitError
-from acwb.evaluation.baselines import Contender
-from acwb.evaluation.fresh_process import PLAIN_MEMORY, ProcessDiedError, cap_memory, launch
-from acwb.models import Subject
-from acwb.profiling.devices import (
+from acwb.errors import DoesNotFitError, ProcessDiedError
+from acwb.evaluation.fresh_process import launch
+from acwb.profiling.process_memory import (
+    PLAIN_MEMORY,
+    cap_memory,
     is_out_of_memory,
     peak_resident_bytes,
     reset_peak_resident,
     resident_bytes,
     trim_memory,
 )
+from acwb.subject import Contender, Subject
 from acwb.units import gibibytes
 
 OUT_OF_MEMORY = ("bad_alloc", "allocate memory")

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 from acwb import files, rng
 from acwb.capture.step import TracedStep
 from acwb.errors import AcwbError
-from acwb.evaluation.baselines import Step, behind
-from acwb.models import Subject
+from acwb.evaluation.baselines import behind
+from acwb.subject import Step, Subject
 
 LOSS, GRADIENT, PARAMETER, BUFFER = "loss", "gradient", "parameter", "buffer"
 STATE, RANDOM, INPUT = "optimizer state", "random state", "batch"

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from acwb.capture.step import TracedStep, kernels_only
+from acwb._torch import below_autograd
+from acwb.capture.step import TracedStep
 from acwb.core.graph import Role
 from acwb.errors import AcwbError
 from acwb.execution.output_tree import Tree
@@ -69,7 +70,7 @@ class _Planned(torch.autograd.Function):
         states = [torch.empty(program.state_bytes, dtype=torch.uint8) for _ in halves.states]
         with ExitStack() as writing:
             with undone_on_error(device, program.draws):
-                with kernels_only(device):
+                with below_autograd(device):
                     outputs, handed, updates = halves.forward(*inputs, *states)
                 former = {position: inputs[position].clone() for position in halves.stale}
                 writing.enter_context(interrupts_deferred())
@@ -102,7 +103,7 @@ class _Planned(torch.autograd.Function):
         else:
             ctx.handed = ctx.read = ctx.states = None
         given = [_laid_out(derivatives[at], strides) for at, strides in halves.derived.items()]
-        with undone_on_error(program.step.device, program.draws), kernels_only(program.step.device):
+        with undone_on_error(program.step.device, program.draws), below_autograd(program.step.device):
             gradients = halves.backward(handed, *read, *states, *given)
         return (None, None, *(gradients[number] for _, number in program.trained))
 
@@ -141,3 +142,10 @@ def _laid_out(derivative: Any, strides: tuple[int, ...]) -> torch.Tensor:
         return result
     empty = torch.empty_strided(derivative.shape, strides, dtype=derivative.dtype, device=derivative.device)
     return empty.copy_(derivative)
+
+
+def as_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """The arguments of one call as one mapping."""
+    arguments: Arguments = dict(enumerate(args))
+    arguments.update(kwargs)
+    return arguments

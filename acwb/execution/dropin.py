@@ -15,29 +15,28 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from acwb import rng
-from acwb.capture.slots import settings_of
-from acwb.capture.step import Form, TracedStep
+from acwb.capture.module_state import settings_of
+from acwb.capture.step import TracedStep
+from acwb.capture.tensor_specs import Form
 from acwb.capture.tracer import LossFunction, capture
 from acwb.capture.validation import described
 from acwb.core.graph import Role, StepGraph, Storage
 from acwb.core.profile import Profile
 from acwb.errors import AcwbError, ChangedStepError
-from acwb.execution.autograd_function import Arguments, Program, Programs
+from acwb.execution.autograd_function import Arguments, Program, Programs, as_arguments
+from acwb.execution.loss_probe import arguments_of_call, probe_loss
 from acwb.execution.output_tree import Reads, Tree, tree_of
 from acwb.execution.partition import former_inputs
 from acwb.execution.rewriter import rewrite
-from acwb.planning.budgets import budget_bytes
+from acwb.execution.shared_module import SharedModule
 from acwb.planning.plan import Plan
 from acwb.planning.planner import plan
-from acwb.profiling.devices import meter_of
 from acwb.profiling.profiler import profile
-from acwb.units import gibibytes
+from acwb.units import budget_bytes, gibibytes
 
 REPLAN, ERROR = "replan", "error"
 OWN = ("training", "budget_bytes")
 MANY = 16
-SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 
 
 def checkpoint(
@@ -86,7 +85,7 @@ def checkpoint(
     if loss_fn is None:
         planned.prepare(_as_arguments(example_inputs), budget)
     else:
-        planned.prepare(_arguments_in(loss_fn, model, example_inputs), budget, example_inputs)
+        planned.prepare(arguments_of_call(loss_fn, model, example_inputs), budget, example_inputs)
     return planned
 
 
@@ -104,7 +103,7 @@ class Options:
     repeats: int
 
 
-class Checkpointed(nn.Module):
+class Checkpointed(SharedModule):
     """A model whose forward and backward follow plans; parameters, buffers and submodules are the model's own.
 
     Without gradients it calls the model itself.
@@ -115,23 +114,12 @@ class Checkpointed(nn.Module):
     """
 
     def __init__(self, model: nn.Module, options: Options) -> None:
-        super().__init__()
-        self.__dict__.update({table: model.__dict__[table] for table in SHARED})
-        self.__dict__["unplanned"] = model
-        self.training = model.training
+        super().__init__(model)
         self.budget_bytes = 0
         self._options = options
         self._programs = Programs()
         self._loss_share = 0.0  # what the loss needs, as a multiple of the derivatives that it gives
         self._reads: Reads | None = None  # what the loss function reads, once that is known
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("__") or "unplanned" not in self.__dict__:
-                raise
-            return getattr(self.unplanned, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or name in OWN:
@@ -165,7 +153,7 @@ class Checkpointed(nn.Module):
         """What the model gives."""
         if not torch.is_grad_enabled() or not any(parameter.requires_grad for parameter in self.parameters()):
             return self.unplanned(*args, **kwargs)
-        arguments = _arguments(args, kwargs)
+        arguments = as_arguments(args, kwargs)
         program = self._programs.get(self._key(arguments))
         if program is None:
             self._refuse_new(arguments)
@@ -189,7 +177,7 @@ class Checkpointed(nn.Module):
             )
         step, tree = _captured(self.unplanned, arguments, self._reads, options.optimizer)
         if options.loss_fn is not None and batch is not None:
-            self._loss_share, read = _loss_needs(options.loss_fn, self.unplanned, batch, tree, step)
+            self._loss_share, read = probe_loss(options.loss_fn, self.unplanned, batch, tree, step)
             self._reads = Reads(tree.names, read)
             if read != tree.read:
                 step, tree = _captured(self.unplanned, arguments, self._reads, options.optimizer)
@@ -286,12 +274,6 @@ def _autocast(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
-def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    arguments: Arguments = dict(enumerate(args))
-    arguments.update(kwargs)
-    return arguments
-
-
 def _attention_kernels() -> tuple[bool, ...]:
     """Which kernels scaled dot product attention may take."""
     kinds = torch.backends.cuda
@@ -307,67 +289,6 @@ def _as_arguments(example: object) -> Arguments:
         f"example_inputs is {described(example)}: give a tuple of positional inputs or a dict of keyword inputs, (x,) "
         "for one tensor."
     )
-
-
-class _Called(BaseException):
-    """Carries the arguments of a call out of a loss function."""
-
-    def __init__(self, arguments: Arguments) -> None:
-        super().__init__()
-        self.arguments = arguments
-
-
-class _StandIn(nn.Module):
-    """Looks like the model to a loss function, but answers otherwise."""
-
-    def __init__(self, model: nn.Module, answer: Callable[[Arguments], Any]) -> None:
-        super().__init__()
-        self.__dict__.update({table: model.__dict__[table] for table in SHARED}, training=model.training)
-        self.__dict__.update(model=model, answer=answer)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.__dict__["model"], name)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__dict__["answer"](_arguments(args, kwargs))
-
-
-def _arguments_in(loss_fn: LossFunction, model: nn.Module, batch: object) -> Arguments:
-    """What a loss function calls the model with."""
-
-    def tell(arguments: Arguments) -> None:
-        raise _Called(arguments)
-
-    try:
-        loss_fn(_StandIn(model, tell), batch)
-    except _Called as called:
-        return called.arguments
-    raise AcwbError("loss_fn does not call the model: call the module that it gets as its first argument.")
-
-
-def _loss_needs(
-    loss_fn: LossFunction, model: nn.Module, batch: object, tree: Tree, step: TracedStep
-) -> tuple[float, tuple[int, ...]]:
-    """The memory that a loss takes, as a multiple of its derivatives, and which outputs it is computed from."""
-    outputs = tuple(
-        torch.ones(form.shape, dtype=form.dtype, device=form.device, requires_grad=form.requires_grad)
-        for form in tree.forms
-    )
-    wanted = [position for position, form in enumerate(tree.forms) if form.requires_grad]
-    device = step.device
-    state = rng.random_state(device)
-    meter = meter_of(device)
-    with torch.enable_grad(), meter, meter.watch("loss"):
-        loss = loss_fn(_StandIn(model, lambda _: tree.filled(outputs)), batch)
-        derivatives = torch.autograd.grad(loss, [outputs[position] for position in wanted], allow_unused=True)
-    rng.set_random_state(device, state)
-    read = tuple(at for at, derivative in zip(wanted, derivatives, strict=True) if derivative is not None)
-    if not read:
-        raise AcwbError("loss_fn does not compute the loss from what the model gives, so nothing would be trained.")
-    return meter.growth()["loss"] / sum(each.nbytes for each in derivatives if each is not None), read
 
 
 def _with_loss(costs: Profile, step: TracedStep, share: float) -> Profile:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from acwb.capture.step import Form
+from acwb.capture.tensor_specs import Form
 from acwb.capture.validation import described
 from acwb.errors import CaptureError
 

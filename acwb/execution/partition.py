@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from acwb._torch import storage_id
 from acwb.capture.step import TracedStep
-from acwb.capture.storage_analysis import storage_of
 from acwb.core.graph import Phase, Role
 
 # They take running statistics, which in training have no part in what they give that is of use after the forward phase.
@@ -98,12 +98,12 @@ def split(step: TracedStep, states: Sequence[str]) -> Halves:
 
 def _views_of(written: Sequence[fx.Node], first: Sequence[fx.Node], second: Sequence[fx.Node]) -> list[fx.Node]:
     """The views, used in the backward phase, of inputs that are written back before it: they are taken again there."""
-    storages = {storage_of(node.meta["val"]) for node in written}
+    storages = {storage_id(node.meta["val"]) for node in written}
     used = {source for node in second for source in node.all_input_nodes}
     found: list[fx.Node] = []
     for node in reversed(first):
         value = node.meta["val"]
-        if node in used and isinstance(value, torch.Tensor) and storage_of(value) in storages:
+        if node in used and isinstance(value, torch.Tensor) and storage_id(value) in storages:
             found.append(node)
             used.update(node.all_input_nodes)
     return found[::-1]

@@ -17,8 +17,7 @@ from acwb import rng
 from acwb.capture.recompute_rules import parts_of, rule_of
 from acwb.capture.step import TracedStep
 from acwb.core.graph import Op, Phase, Role, StepGraph, Storage
-from acwb.core.schedule import Run, Schedule, SwapIn, SwapOut
-from acwb.core.scheduler import made_by
+from acwb.core.schedule import Run, Schedule, SwapIn, SwapOut, made_by
 from acwb.errors import AcwbError
 from acwb.planning.plan import Plan
 

@@ -18,27 +18,21 @@ import torch
 import acwb
 from acwb import plots
 from acwb.capture.step import TracedStep
-from acwb.core.scheduler import just_in_time
+from acwb.core.schedule import just_in_time
 from acwb.core.simulator import simulate
 from acwb.evaluation import baselines
-from acwb.evaluation.baselines import Contender
 from acwb.evaluation.comparison import ALTERNATIVES, COMPILED, Contest
 from acwb.evaluation.fresh_process import launch
+from acwb.evaluation.memory import allocated_peak_bytes, peak_live_bytes, peaks_of, tensor_peak_bytes
 from acwb.evaluation.memory_cap import train_within
-from acwb.evaluation.meters import (
-    Action,
-    Ratio,
-    allocated_peak_bytes,
-    interleave,
-    peak_live_bytes,
-    peaks_of,
-    ratio,
-    tensor_peak_bytes,
-)
-from acwb.profiling.devices import clock_of, peak_resident_bytes
-from acwb.profiling.profiler import Replay, Timed, unchanged
+from acwb.evaluation.timing import Ratio, interleave, ratio
+from acwb.profiling.devices import clock_of
+from acwb.profiling.instruments import Timed
+from acwb.profiling.process_memory import peak_resident_bytes
+from acwb.profiling.replay import Replay, unchanged
 from acwb.results.cache import contest_of
 from acwb.results.figures import save_figure, save_table
+from acwb.subject import Action, Contender
 
 Row = dict[str, Any]
 

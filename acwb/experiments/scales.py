@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from acwb.errors import AcwbError
-from acwb.evaluation.baselines import Contender
 from acwb.evaluation.comparison import ALTERNATIVES
+from acwb.subject import Contender
 
 
 @dataclass(frozen=True)

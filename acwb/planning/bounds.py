@@ -14,11 +14,11 @@ import numpy
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
-from acwb.core.graph import Array
+from acwb.core.graph_arrays import Array
 from acwb.core.profile import Profile
 from acwb.errors import AcwbError
-from acwb.planning.budgets import budget_bytes
 from acwb.planning.problem import Frame
+from acwb.units import budget_bytes
 
 LOOKS = 8  # 0.2 s for ResNet-152
 SAFETY = 1e-6  # the solver's answer is exact to about a tenth of this

@@ -7,7 +7,7 @@ import math
 
 from acwb.core.graph import Activation, Phase, StepGraph
 from acwb.core.profile import Profile
-from acwb.core.scheduler import just_in_time
+from acwb.core.schedule import just_in_time
 from acwb.core.simulator import simulate
 from acwb.planning.plan import Plan
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from acwb.core.graph import StepGraph
 from acwb.core.profile import Profile
-from acwb.core.schedule import Entry, Run, Schedule, SwapIn, SwapOut
-from acwb.core.scheduler import just_in_time
+from acwb.core.schedule import Entry, Run, Schedule, SwapIn, SwapOut, just_in_time
 from acwb.planning.plan import Plan
 
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from acwb.core.profile import Profile
-from acwb.core.schedule import Schedule
-from acwb.core.scheduler import Listing, freeing
+from acwb.core.schedule import Listing, Schedule, freeing
 from acwb.core.simulator import simulate
 from acwb.errors import AcwbError
 from acwb.planning.bounds import lower_bound

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 from acwb import files
 from acwb.core.graph import Activation
 from acwb.core.profile import Profile
-from acwb.core.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut, Timeline
-from acwb.core.simulator import simulate
+from acwb.core.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut
+from acwb.core.simulator import Timeline, simulate
 from acwb.errors import AcwbError
 from acwb.planning.bounds import lower_bound
 from acwb.planning.problem import Frame

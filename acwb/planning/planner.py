@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable
 
 from acwb.core.profile import Profile
 from acwb.errors import AcwbError
-from acwb.planning.budgets import budget_bytes
-from acwb.planning.frontier import Frontier, Point, explore
+from acwb.planning.frontier import Frontier, explore
+from acwb.planning.frontier_search import Point
 from acwb.planning.heuristics import keep_all, per_block, recompute_all, sqrt_n
 from acwb.planning.mu_two import mu_two
 from acwb.planning.optimal import optimal
 from acwb.planning.pins import pins
 from acwb.planning.plan import Plan
-from acwb.units import gibibytes
+from acwb.units import budget_bytes, gibibytes
 
 # Beside the frontier, which alone listens to pins. Those of the second line know no budget.
 PLANNERS: dict[str, Callable[[Profile, int], Plan]] = {

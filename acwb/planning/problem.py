@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from acwb.core.graph import Phase
+from acwb.core.graph_arrays import arrays_of
 from acwb.core.profile import Profile
 from acwb.planning.pins import NO_PINS, Pins
 
@@ -52,7 +53,7 @@ class Frame:
         self.boundary = 2 * first  # where the forward phase ends
         # Through which views each op or shortcut reads each storage.
         self.views: list[dict[int, tuple[int, ...]]] = []
-        for through in graph.numbers.through:
+        for through in arrays_of(graph).through:
             found: dict[int, tuple[int, ...]] = {}
             for view in through:
                 for each in numbers(graph.ops[view].inputs):

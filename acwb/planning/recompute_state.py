@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import numpy
 
-from acwb.core.graph import Array
-from acwb.core.schedule import Run, Schedule
-from acwb.core.scheduler import Listing
+from acwb.core.graph_arrays import Array
+from acwb.core.schedule import Listing, Run, Schedule
 from acwb.planning.problem import Frame
 
 NEVER = -(2**62)  # more than any memory: an empty slot is no peak

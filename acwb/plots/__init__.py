@@ -4,9 +4,11 @@ Titles state what is seen, with its number. Sizes are GiB, times ms.
 """
 
 from acwb.plots.block_graph import block
-from acwb.plots.comparisons import contest, current_point, sweep_latency, sweep_memory, trade_off
+from acwb.plots.method_chart import contest
 from acwb.plots.op_charts import activation_size, breakdown, inactive_time, node_peak_memory, node_runtime
+from acwb.plots.sweeps import sweep_latency, sweep_memory
 from acwb.plots.timelines import before_and_after, lifetimes, timeline
+from acwb.plots.tradeoff import current_point, trade_off
 
 __all__ = [
     "activation_size",

@@ -6,7 +6,15 @@ from plotly import graph_objects
 from plotly.offline import get_plotlyjs
 
 from acwb.core.graph import Phase, Role
+from acwb.evaluation.timing import Ratio
 from acwb.units import GIBIBYTE
+
+
+def extra_time(time: Ratio) -> str:
+    """Extra time in a word, and whether it means anything."""
+    text = f"{time.median - 1:+.0%}".replace("-", "−")
+    return f"{text} (noise)" if time.is_noise else text
+
 
 INK, PAPER, GRID, QUIET = "#222222", "#ffffff", "#dddddd", "#777777"
 FONT = "DejaVu Sans, Verdana, Arial, sans-serif"

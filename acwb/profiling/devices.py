@@ -20,13 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, record_function
 
 from acwb.errors import AcwbError
-
-# The C library's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, and the most that it raises the first to by itself.
-_MAPPED_FROM, _TRIMMED_FROM = -3, -1
-_BY_ITSELF = 32 * 2**20
-# Blocks from this size on are given back when they are freed. Fresh pages take as long as many an op, so times are
-# measured with the larger size; what lies between small blocks that stay is lost, so the smaller one is for the rest.
-TIMED_BLOCKS, ALL_BLOCKS = 8 * 2**20, 64 * 2**10
+from acwb.profiling.process_memory import data_bytes, kernel_table_bytes
 
 
 class Clock(Protocol):
@@ -93,7 +87,7 @@ def available_bytes(device: torch.device) -> int:
     """How much more this process can allocate on the device."""
     if device.type != "cpu":
         return int(torch.accelerator.get_memory_info(device)[0])
-    limits = [_kibibytes("/proc/meminfo", "MemAvailable")]
+    limits = [kernel_table_bytes("/proc/meminfo", "MemAvailable")]
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if soft != resource.RLIM_INFINITY:
         limits.append(soft - data_bytes())
@@ -101,43 +95,6 @@ def available_bytes(device: torch.device) -> int:
     if (group / "memory.max").exists() and (most := (group / "memory.max").read_text().strip()) != "max":
         limits.append(int(most) - int((group / "memory.current").read_text()))
     return max(0, min(limits))
-
-
-@contextmanager
-def returning_memory(device: torch.device, blocks: int, afterwards: int = _BY_ITSELF) -> Iterator[None]:
-    """Let the C library give blocks from this size on back when they are freed, instead of keeping them for later.
-
-    Args:
-        device: nothing happens on any other than the CPU.
-        blocks: `TIMED_BLOCKS` or `ALL_BLOCKS`.
-        afterwards: the size that holds from then on; by default the one that the library reaches by itself.
-    """
-    library = ctypes.CDLL(None)
-    if device.type == "cpu" and hasattr(library, "mallopt"):
-        _return_from(library, blocks)
-        try:
-            yield
-        finally:
-            _return_from(library, afterwards)
-    else:
-        yield
-
-
-def _return_from(library: ctypes.CDLL, blocks: int) -> None:
-    library.mallopt(_MAPPED_FROM, blocks)
-    library.mallopt(_TRIMMED_FROM, 2 * blocks)  # the library's own proportion
-
-
-def trim_memory() -> None:
-    """Let the C library give back what it holds but nobody uses, or a step would grow into it unseen."""
-    library = ctypes.CDLL(None)
-    if hasattr(library, "malloc_trim"):
-        library.malloc_trim(0)
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error says that the device has no memory left."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def description(device: torch.device) -> str:
@@ -335,29 +292,3 @@ def _quiet() -> Iterator[None]:
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     """A storage as a tensor of its bytes."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _kibibytes(path: str, field: str) -> int:
-    """One field of a table of the Linux kernel, in bytes."""
-    fields = dict(line.split(":", 1) for line in Path(path).read_text().splitlines())
-    return int(fields[field].split()[0]) * 1024
-
-
-def resident_bytes() -> int:
-    """This process's memory that is really there now (Linux)."""
-    return _kibibytes("/proc/self/status", "VmRSS")
-
-
-def peak_resident_bytes() -> int:
-    """The peak of it, since the process began or since `reset_peak_resident`."""
-    return _kibibytes("/proc/self/status", "VmHWM")
-
-
-def reset_peak_resident() -> None:
-    """Begin to count the peak anew."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def data_bytes() -> int:
-    """What RLIMIT_DATA bounds: the process's private writable memory, whether it was touched yet or not."""
-    return _kibibytes("/proc/self/status", "VmData")

@@ -11,10 +11,13 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from acwb.capture.step import TracedStep, kernels_only
+from acwb._torch import below_autograd
+from acwb.capture.step import TracedStep
 from acwb.core.graph import Phase
 from acwb.profiling import devices
-from acwb.profiling.profiler import Call, Watched, calls_of, same_random_state, shortcut_label
+from acwb.profiling.instruments import Watched, shortcut_label
+from acwb.profiling.replay import Call, calls_of
+from acwb.rng import preserved
 
 
 def workspaces(step: TracedStep) -> tuple[dict[str, int], dict[str, int]]:
@@ -29,7 +32,7 @@ def workspaces(step: TracedStep) -> tuple[dict[str, int], dict[str, int]]:
             first.setdefault(form, (call, arguments))
     meter = devices.meter_of(device)
     watched = Watched(meter, devices.clock_of(device), None, graph, repeats=1)
-    with meter, kernels_only(device), same_random_state(device):
+    with meter, below_autograd(device), preserved(device):
         for call, arguments in first.values():
             watched(call, [pytree.tree_map_only(torch.Tensor, _zeros, arguments)])
     growth = meter.growth()

@@ -13,13 +13,13 @@ from typing import Any, Protocol, Self, TypeVar
 from acwb import files, models
 from acwb.capture.step import TracedStep
 from acwb.core.profile import Profile
-from acwb.evaluation.baselines import Contender, traced
+from acwb.evaluation.baselines import traced
 from acwb.evaluation.comparison import Contest, hold
 from acwb.evaluation.fresh_process import launch
 from acwb.evaluation.measurement import Measurement, measure
 from acwb.execution.rewriter import PlannedStep
-from acwb.models import Subject
 from acwb.profiling.profiler import profile
+from acwb.subject import Contender, Subject
 
 Folder = str | os.PathLike[str]
 

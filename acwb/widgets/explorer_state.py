@@ -12,11 +12,10 @@ from acwb import files
 from acwb.core.graph import Activation
 from acwb.core.profile import Profile
 from acwb.errors import AcwbError
-from acwb.planning.budgets import budget_bytes
 from acwb.planning.frontier import Frontier, frontier
 from acwb.planning.plan import Decision, Plan
 from acwb.planning.planner import PLANNERS, plan
-from acwb.units import GIBIBYTE, gibibytes, milliseconds
+from acwb.units import GIBIBYTE, budget_bytes, gibibytes, milliseconds
 
 FRONTIER = "frontier"
 CHOICES = (FRONTIER, *(name for name in PLANNERS if name != "optimal"))  # what answers within seconds for a real model

@@ -11,10 +11,10 @@ from enum import StrEnum
 from pathlib import Path
 
 from acwb import files
-from acwb.errors import AcwbError
+from acwb.errors import AcwbError, CancelledError
 from acwb.evaluation.batch_sweep import Sweep, sweep
-from acwb.evaluation.fresh_process import CancelledError, cancellable
-from acwb.models import Subject
+from acwb.evaluation.fresh_process import cancellable
+from acwb.subject import Subject
 
 Watcher = Callable[["Board"], None]
 

@@ -7,8 +7,7 @@ import torch
 
 import acwb
 from acwb.capture.recompute_rules import RULES, rule_of
-from acwb.core.schedule import Free, Run, Schedule
-from acwb.core.scheduler import freeing
+from acwb.core.schedule import Free, Run, Schedule, freeing
 from acwb.core.simulator import simulate
 from support.toy_graphs import Line, draw, profiled
 

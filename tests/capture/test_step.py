@@ -7,7 +7,7 @@ import torch
 
 import acwb
 from acwb.evaluation.fresh_process import launch
-from acwb.evaluation.meters import LiveBytes, peak_live_bytes
+from acwb.evaluation.memory import LiveBytes, peak_live_bytes
 from acwb.experiments.benchmarks import captured_beyond_memory
 from support.tiny_models import MAKERS
 

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 import acwb
-from acwb.models import Subject
+from acwb.subject import Subject
 from support.tiny_models import MAKERS
 
 # The kernel of the LSTM's backward makes the bias's gradient twice; torch describes the two as one storage.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import acwb
-from acwb.models import Subject
+from acwb.subject import Subject
 from support.bitwise import differences, train
 from support.tiny_models import MAKERS, OPTIMIZERS, momentum
 

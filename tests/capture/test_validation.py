@@ -195,7 +195,7 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], str]] = {
     "everything is frozen": (lambda: (linear().requires_grad_(False), (INPUT,), total), "does not require grad"),
     "loss_fn wants an attribute": (
         lambda: (linear(), (INPUT,), lambda m, b: m(*b).loss),
-        r"AttributeError in loss_fn at .*test_validation.py:\d+ .* no attribute 'loss'.* returned a tensor float32\[2, 3\]",
+        r"AttributeError in loss_fn at .*.py:\d+ .* no attribute 'loss'.* returned a tensor float32\[2, 3\]",
     ),
     "loss_fn wants a label": (
         lambda: (linear(), (INPUT,), lambda m, b: functional.cross_entropy(m(b[0]), b[1])),
@@ -205,7 +205,7 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], str]] = {
     "wrong shape": (lambda: (linear(), (torch.ones(2, 5),), total), r"RuntimeError in the model \(Linear\)"),
     "data-dependent branch": (
         lambda: (branching(), (INPUT,), total),
-        r"What module 1 \(Branching\) does depends on the values of a tensor at .*test_validation.py:\d+ \(if y.sum\(\) > 0:",
+        r"What module 1 \(Branching\) does depends on the values of a tensor at .*.py:\d+ \(if y.sum\(\) > 0:",
     ),
     "data-dependent shape": (
         lambda: (linear(), (INPUT,), lambda m, b: m(b[0][b[0][:, 0] > 0]).sum()),

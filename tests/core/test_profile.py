@@ -11,8 +11,7 @@ from hypothesis import given
 import acwb
 from acwb.core.graph import StepGraph
 from acwb.core.profile import ACTIVATION_FILE, NODE_FILE, Profile
-from acwb.core.schedule import Run
-from acwb.core.scheduler import just_in_time
+from acwb.core.schedule import Run, just_in_time
 from acwb.core.simulator import simulate
 from support.toy_graphs import Line, draw, profiled, steps
 

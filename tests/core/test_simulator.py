@@ -9,11 +9,10 @@ from hypothesis import strategies as some
 
 import acwb
 from acwb.core.graph import Phase, Role, StepGraph
-from acwb.core.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut
-from acwb.core.scheduler import freeing, just_in_time
+from acwb.core.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut, freeing, just_in_time
 from acwb.core.simulator import simulate
-from acwb.evaluation.meters import LiveBytes
-from acwb.models import Subject
+from acwb.evaluation.memory import LiveBytes
+from acwb.subject import Subject
 from support.tiny_models import MAKERS, OPTIMIZERS
 from support.toy_graphs import Line, draw, profiled, steps
 

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import acwb
+from acwb import subject
 from acwb.evaluation import baselines
 from acwb.evaluation.verifier import BUFFER, GRADIENT, compare
-from acwb.models import Subject
+from acwb.subject import Subject
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ from acwb.models import Subject
         baselines.op_policy,
     ],
 )
-def test_without_batch_norm_all_are_equal_to_the_bit(contender: baselines.Contender) -> None:
+def test_without_batch_norm_all_are_equal_to_the_bit(contender: subject.Contender) -> None:
     subject = acwb.models.tiny_encoder()
     assert compare(subject, contender(subject.twin()), iterations=2)
 
@@ -38,7 +39,7 @@ def test_per_block_saves_memory_and_updates_batch_norm_twice() -> None:
 
 
 @pytest.mark.parametrize("contender", [baselines.per_block, baselines.sqrt_n, baselines.op_policy])
-def test_blocks_are_really_run_again(contender: baselines.Contender) -> None:
+def test_blocks_are_really_run_again(contender: subject.Contender) -> None:
     twin = acwb.models.tiny_resnet().twin()
     runs: list[str] = []
     twin.model.layer1[0].conv1.register_forward_hook(lambda *_: runs.append("run"))
@@ -47,7 +48,7 @@ def test_blocks_are_really_run_again(contender: baselines.Contender) -> None:
 
 
 def test_a_memory_budget_is_taken_and_each_has_its_own() -> None:
-    from acwb.evaluation.meters import allocated_growth
+    from acwb.evaluation.memory import allocated_growth
 
     subject = _wide()
     peaks = {}

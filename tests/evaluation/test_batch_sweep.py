@@ -9,7 +9,7 @@ import torch
 
 import acwb
 from acwb.evaluation import batch_sweep
-from acwb.models import Subject
+from acwb.subject import Subject
 
 
 def make(batch_size: int) -> Subject:

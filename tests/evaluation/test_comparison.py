@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from acwb import plots
+from acwb import plots, subject
 from acwb.evaluation import baselines
 from acwb.evaluation.comparison import EAGER, Contest, Row, hold
 from acwb.results import figures
 
-FEW: Mapping[str, baselines.Contender] = {
+FEW: Mapping[str, subject.Contender] = {
     "captured, no plan": baselines.captured,
     "per block": baselines.per_block,
     "every second block": partial(baselines.per_block, every=2),

@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 
 import acwb
-from acwb.evaluation.fresh_process import CancelledError, cancellable, launch, together
+from acwb.errors import CancelledError
+from acwb.evaluation.fresh_process import cancellable, launch, together
 
 
 def test_a_result_comes_back_from_another_process() -> None:

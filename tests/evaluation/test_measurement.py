@@ -11,8 +11,8 @@ from torch.nn import functional
 import acwb
 from acwb.evaluation.baselines import captured, eager
 from acwb.evaluation.measurement import seconds_of
-from acwb.evaluation.meters import peaks_of
-from acwb.models import Subject
+from acwb.evaluation.memory import peaks_of
+from acwb.subject import Subject
 from support.bitwise import differences, snapshot
 
 

@@ -9,7 +9,7 @@ import acwb
 from acwb.evaluation.baselines import eager, planned
 from acwb.evaluation.memory_cap import train_within
 from acwb.experiments.benchmarks import CAPPED, trained_under_a_cap
-from acwb.models import Subject
+from acwb.subject import Subject
 
 
 def make(batch_size: int = 16) -> Subject:

@@ -5,7 +5,8 @@ import time
 import pytest
 import torch
 
-from acwb.evaluation.meters import LiveBytes, interleave, peak_live_bytes, ratio
+from acwb.evaluation.memory import LiveBytes, peak_live_bytes
+from acwb.evaluation.timing import interleave, ratio
 
 
 def test_live_bytes_follow_storages_not_tensors() -> None:

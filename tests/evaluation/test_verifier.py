@@ -12,7 +12,7 @@ import acwb
 from acwb import rng
 from acwb.evaluation.verifier import BUFFER, GRADIENT, INPUT, LOSS, RANDOM, STATE
 from acwb.execution.rewriter import PlannedStep
-from acwb.models import Subject
+from acwb.subject import Subject
 from support.bitwise import differences, snapshot
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import acwb
-from acwb.evaluation.meters import tensor_peak_bytes
+from acwb.evaluation.memory import tensor_peak_bytes
 from support.architectures import TORCHVISION, TRANSFORMERS
 from support.bitwise import Start, differences, train
 from support.candidates import nine_plans

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 import acwb
-from acwb.evaluation.meters import peak_live_bytes
+from acwb.evaluation.memory import peak_live_bytes
 from acwb.execution import block_checkpoint
 from acwb.execution.block_checkpoint import checkpointed_blocks, per_block_checkpoint, remove_block_checkpoints
-from acwb.models import Subject, classification_loss, sgd
+from acwb.models import classification_loss, sgd
+from acwb.subject import Subject
 from support.bitwise import differences, same, train
 
 

@@ -15,10 +15,11 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import acwb
-from acwb.evaluation.meters import LiveBytes, peak_live_bytes
+from acwb.evaluation.memory import LiveBytes, peak_live_bytes
 from acwb.execution.dropin import Checkpointed
-from acwb.models import Subject, classification_loss
+from acwb.models import classification_loss
 from acwb.profiling.devices import meter_of
+from acwb.subject import Subject
 from support.bitwise import Snapshot, differences, snapshot, train, train_to_the_end
 from support.tiny_models import MAKERS
 

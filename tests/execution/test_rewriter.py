@@ -9,17 +9,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import acwb
-from acwb.core.schedule import Free, Run, Schedule, SwapIn, SwapOut
-from acwb.core.scheduler import Listing, freeing, just_in_time
+from acwb.core.schedule import Free, Listing, Run, Schedule, SwapIn, SwapOut, freeing, just_in_time
 from acwb.core.simulator import simulate
-from acwb.evaluation.fresh_process import PLAIN_MEMORY, launch
-from acwb.evaluation.meters import LiveBytes, allocated_peak_bytes, tensor_peak_bytes
+from acwb.evaluation.fresh_process import launch
+from acwb.evaluation.memory import LiveBytes, allocated_peak_bytes, tensor_peak_bytes
 from acwb.execution.rewriter import Recomputation, described, recomputations
-from acwb.models import Subject
 from acwb.planning.mu_two import mu_two
 from acwb.planning.planner import PLANNERS
-from acwb.profiling.devices import resident_bytes
+from acwb.profiling.process_memory import PLAIN_MEMORY, resident_bytes
 from acwb.rng import keep_random_state, replayed
+from acwb.subject import Subject
 from support.bitwise import Start, differences, train, train_to_the_end
 from support.candidates import nine_plans
 from support.tiny_models import MAKERS

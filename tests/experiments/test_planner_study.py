@@ -4,7 +4,8 @@ import pytest
 
 import acwb
 from acwb.core.graph import Phase
-from acwb.experiments.planner_study import RIVALS, ResidualNetwork, contest, reductions
+from acwb.experiments.planner_study import RIVALS, contest, reductions
+from acwb.experiments.synthetic_network import ResidualNetwork
 
 
 def test_a_synthetic_network_is_a_step_of_the_size_that_was_asked_for() -> None:

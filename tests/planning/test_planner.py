@@ -13,14 +13,13 @@ from hypothesis import strategies as some
 
 import acwb
 from acwb.core.graph import StepGraph
-from acwb.core.schedule import Run
-from acwb.core.scheduler import just_in_time
+from acwb.core.schedule import Run, just_in_time
 from acwb.core.simulator import simulate
-from acwb.planning.budgets import budget_bytes
 from acwb.planning.frontier import explore
 from acwb.planning.heuristics import block_of, keep_all, per_block, recompute_all, sqrt_n
 from acwb.planning.mu_two import mu_two
 from acwb.planning.plan import DECISION_FILE, PLAN_FILE, Decision, Plan, _compared
+from acwb.units import budget_bytes
 from support.toy_graphs import Line, draw, profiled, steps
 
 DECISION_COLUMNS = "activation_name decision median_mem_size_bytes recomp_time_s creation_rank first_bw_use_rank"

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from acwb.core.graph import StepGraph
-from acwb.core.scheduler import freeing
+from acwb.core.schedule import freeing
 from acwb.core.simulator import simulate
-from acwb.planning.frontier import Point, descend, undominated
+from acwb.planning.frontier_search import Point, descend, undominated
 from acwb.planning.problem import Frame
 from acwb.planning.recompute_state import Arrangement, runs_of
 from support.toy_graphs import draw, profiled, steps

@@ -12,7 +12,7 @@ from acwb.core.graph import Phase, Role
 from acwb.evaluation.batch_sweep import Point, Side, Sweep
 from acwb.evaluation.comparison import Contest, Row
 from acwb.evaluation.measurement import Measurement, Prediction
-from acwb.evaluation.meters import Peaks
+from acwb.evaluation.memory import Peaks
 from acwb.planning.heuristics import keep_all, recompute_all
 from acwb.planning.plan import Decision, Plan, bytes_column
 from acwb.plots.theme import ROLES, WORKSPACE, broken

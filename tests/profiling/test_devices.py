@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import acwb
-from acwb.evaluation.fresh_process import cap_memory, launch
-from acwb.profiling import devices
+from acwb.evaluation.fresh_process import launch
+from acwb.profiling import devices, process_memory
 from acwb.profiling.devices import FileSpace, ProcessorClock, ProcessorMeter
+from acwb.profiling.process_memory import cap_memory
 
 CPU = torch.device("cpu")
 
@@ -100,13 +101,13 @@ def test_the_process_peak_counts_what_is_touched_since_it_was_reset() -> None:
 
 
 def _peaks_around_a_block(size: int) -> tuple[int, int]:
-    devices.reset_peak_resident()
-    before = devices.peak_resident_bytes()
+    process_memory.reset_peak_resident()
+    before = process_memory.peak_resident_bytes()
     block = torch.ones(size, dtype=torch.uint8)
-    held = devices.peak_resident_bytes() - before
+    held = process_memory.peak_resident_bytes() - before
     del block
-    devices.reset_peak_resident()
-    return held, devices.peak_resident_bytes() - before
+    process_memory.reset_peak_resident()
+    return held, process_memory.peak_resident_bytes() - before
 
 
 def test_a_cap_on_the_process_bounds_what_is_available_and_what_torch_gets() -> None:
@@ -121,5 +122,5 @@ def _allocate_under_a_cap(size: int) -> tuple[int, str]:
     available = devices.available_bytes(CPU)
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2 * size, dtype=torch.uint8)
-    assert devices.is_out_of_memory(caught.value)
+    assert process_memory.is_out_of_memory(caught.value)
     return available, str(caught.value)

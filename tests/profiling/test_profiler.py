@@ -7,14 +7,16 @@ import pytest
 import torch
 
 import acwb
-from acwb.core.scheduler import just_in_time
+from acwb.core.schedule import just_in_time
 from acwb.core.simulator import simulate
 from acwb.evaluation.baselines import captured
-from acwb.evaluation.fresh_process import PLAIN_MEMORY, cap_memory, launch
-from acwb.evaluation.meters import allocated_peak_bytes, peaks_of, tensor_peak_bytes
-from acwb.models import Subject, adamw, sgd
-from acwb.profiling import devices
-from acwb.profiling.profiler import Timed
+from acwb.evaluation.fresh_process import launch
+from acwb.evaluation.memory import allocated_peak_bytes, peaks_of, tensor_peak_bytes
+from acwb.models import adamw, sgd
+from acwb.profiling import devices, process_memory
+from acwb.profiling.instruments import Timed
+from acwb.profiling.process_memory import PLAIN_MEMORY, cap_memory
+from acwb.subject import Subject
 from support.bitwise import differences, snapshot
 from support.tiny_models import MAKERS, OPTIMIZERS
 
@@ -160,10 +162,10 @@ def _profile_under_a_cap(make: Callable[[], Subject], size: int) -> tuple[bool, 
     acwb.profile(traced(acwb.models.tiny_resnet()))  # libraries keep buffers from their first calls
     step = traced(make())
     cap_memory(size)
-    before = devices.resident_bytes()
-    devices.reset_peak_resident()
+    before = process_memory.resident_bytes()
+    process_memory.reset_peak_resident()
     profile = acwb.profile(step, repeats=1)
-    growth = devices.peak_resident_bytes() - before
+    growth = process_memory.peak_resident_bytes() - before
     sizes = {storage.name: storage.bytes for storage in profile.graph.storages}
     return profile.conditions.swapped, growth, sizes, dict(profile.workspace_bytes)
 
@@ -195,10 +197,10 @@ def _peak_of_profiling(make: Callable[[], Subject]) -> tuple[int, int]:
     step.free_gradients()
     found = []
     for action in (step.run, partial(acwb.profile, step, 1)):
-        before = devices.resident_bytes()
-        devices.reset_peak_resident()
+        before = process_memory.resident_bytes()
+        process_memory.reset_peak_resident()
         action()
-        found.append(step.graph.static_bytes + devices.peak_resident_bytes() - before)
+        found.append(step.graph.static_bytes + process_memory.peak_resident_bytes() - before)
         step.free_gradients()
     return found[0], found[1]
 

@@ -7,8 +7,8 @@ import torch
 
 import acwb
 from acwb.core.graph import Phase
-from acwb.models import Subject
 from acwb.profiling.workspace_probe import workspaces
+from acwb.subject import Subject
 from support.bitwise import differences, snapshot
 
 

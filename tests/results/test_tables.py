@@ -6,7 +6,7 @@ import pytest
 
 import acwb
 from acwb.evaluation.batch_sweep import Point, Side, Sweep
-from acwb.evaluation.meters import Peaks
+from acwb.evaluation.memory import Peaks
 from acwb.planning.heuristics import keep_all, recompute_all
 from acwb.results import tables
 

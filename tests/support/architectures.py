@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from acwb.models import OptimizerMaker, Subject, classification_loss, own_loss
+from acwb.models import OptimizerMaker, classification_loss, own_loss
+from acwb.subject import Subject
 
 # isort: split
 # After acwb, which defines the torchvision op that a torch without CUDA may lack.

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from acwb.capture.step import TracedStep
-from acwb.models import Subject
+from acwb.subject import Subject
 
 Snapshot = dict[str, Any]
 

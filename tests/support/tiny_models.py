@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from acwb.models import OptimizerMaker, Subject
+from acwb.models import OptimizerMaker
+from acwb.subject import Subject
 
 MAKERS: dict[str, Callable[..., Subject]] = {}
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import acwb
+from acwb.errors import CancelledError
 from acwb.evaluation.batch_sweep import Sweep
-from acwb.evaluation.fresh_process import CancelledError, cancellable, launch
+from acwb.evaluation.fresh_process import cancellable, launch
 from acwb.widgets import sweep_job
 from acwb.widgets.sweep_job import Board, State, read_sizes
 

@@ -6,7 +6,8 @@ import pytest
 
 import acwb
 from acwb.planning.plan import Decision
-from acwb.widgets.views import BudgetExplorer, SweepBoard, budget_explorer, sweep_board
+from acwb.widgets.explorer_view import BudgetExplorer, budget_explorer
+from acwb.widgets.sweep_view import SweepBoard, sweep_board
 
 GIB = 2**30
 

@@ -1,10 +1,8 @@
-"""Measures what runs: time as ratios of interleaved rounds with an interval, memory in three ways.
+"""Peaks of a step, measured three ways: live tensors (exact), torch's allocator (with workspaces), the process.
 
-The peak of a step is that of live storages (exact), of what the allocator gave out (with workspaces), or of a process.
+Each is read in a fresh process that does nothing else.
 """
 
-import gc
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -12,79 +10,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from tqdm.auto import tqdm
 
 from acwb.capture.step import TracedStep
-from acwb.evaluation.baselines import Contender
-from acwb.evaluation.fresh_process import PLAIN_MEMORY, launch, together
-from acwb.models import Subject
-from acwb.profiling.devices import (
-    available_bytes,
-    meter_of,
-    peak_resident_bytes,
-    reset_peak_resident,
-    resident_bytes,
-    trim_memory,
-)
-
-Action = Callable[[], object]
-FEWEST = 6  # rounds that may exclude chance: all of them on one side happens by chance less than once in twenty
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A time relative to a reference, with a bootstrap 95 % interval.
-
-    Attributes:
-        median: of the means of any two rounds (Hodges and Lehmann): as deaf to outliers as need be here, and with less
-            spread than the median of the rounds themselves, so that fewer of them do.
-    """
-
-    median: float
-    low: float
-    high: float
-    rounds: int
-
-    @property
-    def is_noise(self) -> bool:
-        """Whether a ratio of 1 is within the interval, or the rounds are too few to say so: then nothing is claimed."""
-        return self.rounds < FEWEST or self.low <= 1 <= self.high
-
-    def __str__(self) -> str:
-        return f"×{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
-
-def interleave(actions: Mapping[str, Action], rounds: int = 11, warm_up: bool = True) -> dict[str, list[float]]:
-    """The seconds of each action in each round: after one warm-up, all actions in turn, in alternating order."""
-    for action in actions.values() if warm_up else ():
-        action()
-    seconds: dict[str, list[float]] = {name: [] for name in actions}
-    for number in tqdm(range(rounds), desc="rounds", leave=False):
-        names = list(actions) if number % 2 == 0 else list(actions)[::-1]
-        for name in names:
-            start = time.perf_counter()
-            actions[name]()
-            if torch.accelerator.is_available():
-                torch.accelerator.synchronize()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def ratio(seconds: list[float], reference: list[float]) -> Ratio:
-    """The time of one action relative to another that ran in the same rounds."""
-    ratios = numpy.array(seconds) / numpy.array(reference)
-    one, two = numpy.triu_indices(len(ratios))  # every pair of rounds, and each with itself
-
-    def middle(rounds: numpy.ndarray) -> float:
-        return float(numpy.median((rounds[one] + rounds[two]) / 2))
-
-    samples = [middle(chosen) for chosen in numpy.random.default_rng(0).choice(ratios, (5_000, len(ratios)))]
-    low, high = numpy.percentile(samples, [2.5, 97.5])
-    return Ratio(middle(ratios), float(low), float(high), len(ratios))
+from acwb.evaluation.fresh_process import launch, together
+from acwb.profiling.devices import available_bytes, meter_of
+from acwb.profiling.process_memory import PLAIN_MEMORY, resident_growth
+from acwb.subject import Action, Contender, Subject
 
 
 class LiveBytes(TorchDispatchMode):
@@ -188,19 +122,10 @@ def _peaks(make: Callable[[], Subject], contender: Contender, is_compiled: bool)
     with nullcontext() if is_compiled else live:
         step()
     subject.free_gradients()  # libraries keep buffers from their first calls: the process is read in the third one
-    process = _resident_growth(step)
+    process = resident_growth(step)
     subject.free_gradients()
     allocator = allocated_growth(step, _device_of(subject))
     return Peaks(static, None if is_compiled else static + live.peak, static + allocator, static + process)
-
-
-def _resident_growth(action: Action) -> int:
-    gc.collect()
-    trim_memory()
-    before = resident_bytes()
-    reset_peak_resident()
-    action()
-    return peak_resident_bytes() - before
 
 
 def allocated_growth(action: Action, device: torch.device) -> int:

@@ -1,12 +1,8 @@
-"""What people touch: the budget explorer and the sweep board, in Jupyter. All they decide is decided elsewhere.
-
-A widget shows a state and hands choices to plain functions (`explorer_state`, `sweep_job`); what cannot be done is said
-in a line, and the last good state stays.
-"""
+"""The budget explorer, a Jupyter widget: a slider, its plan, and why. It holds no logic; see `explorer_state`."""
 
 import html
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +12,8 @@ import numpy
 import traitlets
 from plotly import graph_objects
 
-from acwb import models, plots
+from acwb import plots
 from acwb.core.profile import Profile
-from acwb.evaluation.batch_sweep import Sweep
 from acwb.planning.heuristics import keep_all
 from acwb.plots.theme import broken
 from acwb.plots.timelines import Comparison
@@ -26,7 +21,6 @@ from acwb.results.figures import save_figure
 from acwb.units import GIBIBYTE
 from acwb.widgets import explorer_state
 from acwb.widgets.explorer_state import Exploration
-from acwb.widgets.sweep_job import Board, State
 
 HERE = Path(__file__).parent
 WIDE = {"description_width": "initial"}
@@ -230,69 +224,3 @@ def budget_explorer(
     environment = profile.graph.environment
     name = f"{environment.model}, {', '.join(environment.batch)}, {environment.optimizer}"
     return BudgetExplorer(explorer_state.start(profile, budget), name, folder)
-
-
-class SweepBoard(ipywidgets.VBox):  # type: ignore[misc]
-    """A sweep to start and to cancel: see `sweep_board`."""
-
-    def __init__(self, board: Board, subjects: Iterable[str]) -> None:
-        self.board = board
-        self.subject = ipywidgets.Dropdown(description="model", options=list(subjects), style=WIDE)
-        self.sizes = ipywidgets.Text(description="batch sizes", value="2, 4", style=WIDE)
-        self.reduction = ipywidgets.BoundedFloatText(
-            description="peak above static, less by %", value=50, min=0, max=95, step=5, style=WIDE
-        )
-        self.start = ipywidgets.Button(description="start", button_style="primary")
-        self.cancel = ipywidgets.Button(description="cancel", disabled=True)
-        self.progress = ipywidgets.IntProgress(min=0, max=1, description="", layout={"width": "320px"})
-        self.message = ipywidgets.HTML()
-        self.memory, self.latency = graph_objects.FigureWidget(), graph_objects.FigureWidget()
-        super().__init__(
-            [
-                ipywidgets.HBox([self.subject, self.sizes, self.reduction]),
-                ipywidgets.HBox([self.start, self.cancel, self.progress]),
-                self.message,
-                ipywidgets.HBox([self.memory, self.latency]),
-            ]
-        )
-        self.start.on_click(self._on_start)
-        self.cancel.on_click(lambda _button: self.board.cancel())
-        board.observe(self._show)
-        self._show(board)
-
-    def _on_start(self, _button: object) -> None:
-        self.board.start(self.subject.value, self.sizes.value, self.reduction.value / 100)
-
-    def _show(self, board: Board) -> None:
-        is_busy = board.state in (State.RUNNING, State.CANCELLING)
-        self.start.disabled, self.cancel.disabled = is_busy, board.state is not State.RUNNING
-        self.progress.max = max(1, len(board.wanted))
-        self.progress.value = len(board.sweep.points) if board.sweep else 0
-        self.message.value = f'<span role="status" class="acwb-message">{html.escape(board.told)}</span>'
-        if board.sweep is not None and board.sweep.points:
-            self._draw(board.sweep)
-
-    def _draw(self, sweep: Sweep) -> None:
-        for shown, drawn in ((self.memory, plots.sweep_memory(sweep)), (self.latency, plots.sweep_latency(sweep))):
-            drawn.update_layout(width=560, height=420)
-            with shown.batch_update():
-                shown.data = []
-                shown.add_traces(drawn.data)
-                shown.layout = drawn.layout
-
-
-def sweep_board(
-    subjects: Iterable[str] = ("resnet152", "bert"), folder: str | os.PathLike[str] = "results", rounds: int = 3
-) -> SweepBoard:
-    """A board on which sweeps over batch sizes are started, watched and cancelled.
-
-    Args:
-        subjects: names of `acwb.models`.
-        folder: where the points are kept, each as soon as it is measured.
-        rounds: how often the steps with and without a plan take turns.
-
-    Example:
-        >>> acwb.widgets.sweep_board()
-    """
-    names = list(subjects)
-    return SweepBoard(Board(folder, rounds, {name: getattr(models, name) for name in names}), names)

@@ -1,0 +1,73 @@
+"""Probes a user's loss function: how it calls the model, which outputs it reads, and the memory it needs.
+
+A stand-in takes the model's place, so that the loss function runs without the model.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from acwb import rng
+from acwb.capture.step import TracedStep
+from acwb.capture.tracer import LossFunction
+from acwb.errors import AcwbError
+from acwb.execution.autograd_function import Arguments, as_arguments
+from acwb.execution.output_tree import Tree
+from acwb.execution.shared_module import SharedModule
+from acwb.profiling.devices import meter_of
+
+
+class _Called(BaseException):
+    """Carries the arguments of a call out of a loss function; a BaseException, which no user code catches by habit."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
+class _StandIn(SharedModule):
+    """Looks like the model to a loss function, but answers otherwise."""
+
+    def __init__(self, model: nn.Module, answer: Callable[[Arguments], Any]) -> None:
+        super().__init__(model)
+        self.__dict__["answer"] = answer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__["answer"](as_arguments(args, kwargs))
+
+
+def arguments_of_call(loss_fn: LossFunction, model: nn.Module, batch: object) -> Arguments:
+    """What a loss function calls the model with."""
+
+    def tell(arguments: Arguments) -> None:
+        raise _Called(arguments)
+
+    try:
+        loss_fn(_StandIn(model, tell), batch)
+    except _Called as called:
+        return called.arguments
+    raise AcwbError("loss_fn does not call the model: call the module that it gets as its first argument.")
+
+
+def probe_loss(
+    loss_fn: LossFunction, model: nn.Module, batch: object, tree: Tree, step: TracedStep
+) -> tuple[float, tuple[int, ...]]:
+    """The memory that a loss takes, as a multiple of its derivatives, and which outputs it is computed from."""
+    outputs = tuple(
+        torch.ones(form.shape, dtype=form.dtype, device=form.device, requires_grad=form.requires_grad)
+        for form in tree.forms
+    )
+    wanted = [position for position, form in enumerate(tree.forms) if form.requires_grad]
+    device = step.device
+    state = rng.random_state(device)
+    meter = meter_of(device)
+    with torch.enable_grad(), meter, meter.watch("loss"):
+        loss = loss_fn(_StandIn(model, lambda _: tree.filled(outputs)), batch)
+        derivatives = torch.autograd.grad(loss, [outputs[position] for position in wanted], allow_unused=True)
+    rng.set_random_state(device, state)
+    read = tuple(at for at, derivative in zip(wanted, derivatives, strict=True) if derivative is not None)
+    if not read:
+        raise AcwbError("loss_fn does not compute the loss from what the model gives, so nothing would be trained.")
+    return meter.growth()["loss"] / sum(each.nbytes for each in derivatives if each is not None), read
