@@ -18,7 +18,7 @@ FORMAT_VERSION = 1
 DECIMAL = "%.7g"  # of numbers in CSV files, which people read: microseconds in a step of seconds; JSON keeps every bit
 
 
-def write(path: str | os.PathLike[str], kind: str, content: Mapping[str, Any]) -> None:
+def write_saved(path: str | os.PathLike[str], kind: str, content: Mapping[str, Any]) -> None:
     """Write `content` to `path` as JSON, replacing what was there only once the new file is complete."""
     write_texts({path: json.dumps({"kind": kind, "version": FORMAT_VERSION, **content})})
 
@@ -82,17 +82,17 @@ def _scratch(target: Path, text: str, undo: ExitStack) -> Path:
 
 
 @contextmanager
-def reading(path: str | os.PathLike[str], kind: str) -> Iterator[dict[str, Any]]:
-    """The content of a file that `write` wrote; whatever cannot be made of it is refused in a sentence."""
-    content = read(path, kind)
+def open_saved(path: str | os.PathLike[str], kind: str) -> Iterator[dict[str, Any]]:
+    """The content of a file that `write_saved` wrote; whatever cannot be made of it is refused in a sentence."""
+    content = read_saved(path, kind)
     try:
         yield content
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise AcwbError(f"{path} is not a {kind} that this acwb can read ({error!r}): save it again.") from error
 
 
-def read(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
-    """Read back what `write` wrote, and refuse anything else in a sentence."""
+def read_saved(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
+    """Read back what `write_saved` wrote, and refuse anything else in a sentence."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

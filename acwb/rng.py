@@ -19,7 +19,7 @@ def preserved(device: torch.device) -> Iterator[None]:
         yield
 
 
-def random_state(device: torch.device) -> torch.Tensor:
+def get_state(device: torch.device) -> torch.Tensor:
     """The state of the generator that ops on `profiling.devices` draw from."""
     state: torch.Tensor = (
         torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
@@ -27,7 +27,7 @@ def random_state(device: torch.device) -> torch.Tensor:
     return state
 
 
-def set_random_state(device: torch.device, state: torch.Tensor) -> None:
+def set_state(device: torch.device, state: torch.Tensor) -> None:
     """Have the ops on `profiling.devices` draw from a state on."""
     if device.type == "cpu":
         torch.set_rng_state(state)
@@ -35,18 +35,18 @@ def set_random_state(device: torch.device, state: torch.Tensor) -> None:
         torch.get_device_module(device).set_rng_state(state, device)
 
 
-def keep_random_state(state: torch.Tensor, device: torch.device) -> None:
+def record_state(state: torch.Tensor, device: torch.device) -> None:
     """Write the generator's state into `state`."""
-    state.copy_(random_state(device))
+    state.copy_(get_state(device))
 
 
-def replayed(
+def replay(
     state: torch.Tensor, device: torch.device, kernel: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     """What a random op gave when the generator was in `state`; the generator itself does not move."""
-    now = random_state(device)
-    set_random_state(device, state)
+    now = get_state(device)
+    set_state(device, state)
     try:
         return kernel(*args, **kwargs)
     finally:
-        set_random_state(device, now)
+        set_state(device, now)

@@ -18,14 +18,14 @@ from acwb import rng
 
 
 @contextmanager
-def undone_on_error(device: torch.device, draws: bool) -> Iterator[None]:
+def rollback_on_error(device: torch.device, draws: bool) -> Iterator[None]:
     """After an error, let go of what its traceback holds, and put the random state back if something `draws`."""
-    state = _as_bytes(rng.random_state(device)) if draws else None
+    state = _as_bytes(rng.get_state(device)) if draws else None
     try:
         yield
     except BaseException as error:
         if state is not None:
-            rng.set_random_state(device, torch.frombuffer(bytearray(state), dtype=torch.uint8))
+            rng.set_state(device, torch.frombuffer(bytearray(state), dtype=torch.uint8))
         link: BaseException | None = error
         while link is not None:
             traceback.clear_frames(link.__traceback__)
@@ -39,7 +39,7 @@ def _as_bytes(tensor: torch.Tensor) -> bytes:
 
 
 @contextmanager
-def interrupts_deferred() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Let an interrupt (Ctrl-C) wait until the end; in other threads than the main one there are none."""
     usual = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(usual):

@@ -62,5 +62,5 @@ class Subject:
 
 
 Step = Callable[[], torch.Tensor]  # one training iteration; returns the detached loss
-Contender = Callable[[Subject], Step]
+StepBuilder = Callable[[Subject], Step]
 Action = Callable[[], object]  # anything that is timed or whose memory is measured

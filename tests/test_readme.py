@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from acwb.evaluation.batch_sweep import Point, Sweep
-from acwb.evaluation.comparison import COMPILED, EAGER, Contest
-from acwb.units import gibibytes
+from acwb.evaluation.batch_sweep import Sweep, SweepPoint
+from acwb.evaluation.comparison import COMPILED, EAGER, MethodComparison
+from acwb.units import format_bytes
 
 README = Path(__file__).parent.parent / "README.md"
 RESULTS = README.parent / "results" / "full"
@@ -43,7 +43,7 @@ def interval(row: dict[str, str]) -> str:
     return f"{time} [{low}, {high}]"
 
 
-def batch_line(point: Point) -> str:
+def batch_line(point: SweepPoint) -> str:
     """A batch size with and without a plan."""
     plain, planned, time = point.plain, point.planned, point.time
     assert plain.peaks is not None
@@ -55,8 +55,8 @@ def batch_line(point: Point) -> str:
     step, again = (f"{statistics.median(side.seconds) * 1e3:,.0f} ms" for side in (plain, planned))
     return line(
         str(point.batch_size),
-        gibibytes(plain.peaks.process),
-        f"{gibibytes(planned.peaks.process)} ({planned.predicted_bytes / planned.peaks.process:.3f})",
+        format_bytes(plain.peaks.process_bytes),
+        f"{format_bytes(planned.peaks.process_bytes)} ({planned.predicted_bytes / planned.peaks.process_bytes:.3f})",
         f"{-point.saved * 100:+.1f} %".replace("-", "−") + (", floor" if point.at_floor else ""),
         step,
         again,
@@ -94,7 +94,7 @@ def largest() -> Iterator[str]:
 def capped() -> Iterator[str]:
     """What trains under a cap."""
     for row in rows_of("capped"):
-        memory, needed = (gibibytes(int(row[key])) for key in ("memory_bytes", "needed_bytes"))
+        memory, needed = (format_bytes(int(row[key])) for key in ("memory_bytes", "needed_bytes"))
         yield (
             f"{MODELS[row['subject']]} at batch {row['batch_size']}, which needs {needed} without a plan, "
             f"{row['plain']} in {memory} in plain PyTorch, and trains there with one: {row['equal_losses']} of "
@@ -102,11 +102,11 @@ def capped() -> Iterator[str]:
         )
 
 
-def contests() -> Iterator[str]:
+def comparisons() -> Iterator[str]:
     """The side-by-side with what people use."""
     for name in MODELS:
-        rows = {row["contender"]: row for row in rows_of(f"07_{name}")}
-        others = [row for row in rows.values() if not row["predicted_overhead"] and row["contender"] != "eager"]
+        rows = {row["method"]: row for row in rows_of(f"07_{name}")}
+        others = [row for row in rows.values() if not row["predicted_overhead"] and row["method"] != "eager"]
         assert len(others) == 7
         for row in others:
             wrong = [
@@ -114,17 +114,17 @@ def contests() -> Iterator[str]:
             ]
             peak = f"{float(row['peak_above_static']) * 100:.1f} %"
             ours = interval(rows[row["ours"]]) if row["ours"] else ""
-            yield line(row["contender"], peak, interval(row), ours, ", ".join(wrong) or "nothing")
+            yield line(row["method"], peak, interval(row), ours, ", ".join(wrong) or "nothing")
 
 
 def gradient_errors() -> Iterator[str]:
     """By how much the gradients of `torch.compile` are off."""
-    errors = {row["contender"]: float(row["gradient_error"]) for row in rows_of("07_bert_dropout")}
+    errors = {row["method"]: float(row["gradient_error"]) for row in rows_of("07_bert_dropout")}
     told = " and ".join(f"{errors[f'memory budget {share}']:.2f} (budget {share})" for share in ("0.7", "0.3"))
     yield f"a relative error of {told}"
     parts = []
     for name in MODELS:
-        rows = {row["contender"]: row for row in rows_of(f"07_{name}_inductor")}
+        rows = {row["method"]: row for row in rows_of(f"07_{name}_inductor")}
         parts += [f"{float(rows[label]['gradient_error']):.0e}".replace("e-0", "e-") for label in COMPILED]
     one, two, three, four = parts
     yield f"relative error over all of them of {one} and {two} (ResNet-152, budgets 1.0 and 0.5) and {three} and {four}"
@@ -134,7 +134,7 @@ def compiled() -> Iterator[str]:
     """The side-by-side with compiled kernels."""
     for name, model in MODELS.items():
         (path,) = RESULTS.glob(f"inductor_{name}_*.json")
-        found = Contest.load(path)
+        found = MethodComparison.load(path)
         for label in COMPILED:
             time, own = (str(found.time(label, other)).removeprefix("×") for other in (EAGER, next(iter(COMPILED))))
             yield line(
@@ -152,7 +152,7 @@ def captured() -> Iterator[str]:
     for row in beside:
         name, seconds = MODELS[row["subject"]], f"{float(row['capture_seconds']):.1f} s"
         yield f"{name} is captured in {seconds}, and its captured step takes {interval(row)} of eager's time"
-    held, process = (gibibytes(int(huge[key])) for key in ("activation_bytes", "capturing_process_bytes"))
+    held, process = (format_bytes(int(huge[key])) for key in ("activation_bytes", "capturing_process_bytes"))
     seconds = f"{float(huge['capture_seconds']):.1f} s"
     yield f"at batch {int(huge['batch_size']):,}, whose activations are {held}, in {seconds} by a process of {process}"
 
@@ -174,7 +174,7 @@ def trade_offs() -> Iterator[str]:
 
 
 QUOTED = (
-    *(batches, overheads, largest, capped, contests, gradient_errors, compiled),
+    *(batches, overheads, largest, capped, comparisons, gradient_errors, compiled),
     *(captured, predictions, trade_offs),
 )
 

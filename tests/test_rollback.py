@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import acwb
-from acwb.evaluation.memory import LiveBytes
-from acwb.rollback import interrupts_deferred
+from acwb.evaluation.memory import LiveBytesMeter
+from acwb.rollback import defer_signals
 from acwb.subject import Subject
 from support.bitwise import differences, snapshot, train
 
@@ -64,7 +64,7 @@ def test_an_interrupted_step_leaves_everything_as_it_was(
     before = snapshot(subject, loss)
     computed = sum(op.phase is not acwb.Phase.OPTIMIZER for op in step.graph.ops)
     step.free_gradients()
-    with LiveBytes() as meter, pytest.raises(error) as caught, Failing(int(share * computed), act):
+    with LiveBytesMeter() as meter, pytest.raises(error) as caught, Failing(int(share * computed), act):
         step.run()
     assert caught.value is not None  # and still, with its traceback:
     assert meter.live == 0
@@ -94,7 +94,7 @@ def test_an_interrupt_that_waits_comes_at_the_end() -> None:
     done = []
 
     def work() -> None:
-        with interrupts_deferred():
+        with defer_signals():
             interrupt()
             done.append("after it")
 
@@ -131,7 +131,7 @@ def test_an_interrupted_pass_of_the_drop_in_leaves_everything_as_it_was(
             del loss
             torch.set_rng_state(state)
 
-    with LiveBytes() as meter, pytest.raises(error):
+    with LiveBytesMeter() as meter, pytest.raises(error):
         forward() if place == "forward" else backward()
     assert meter.live == 0
     assert differences([snapshot(subject, torch.zeros(()))], [before]) == []

@@ -36,14 +36,14 @@ def as_in_eager(announced: bool = False) -> Iterator[None]:
     """
     with ExitStack() as stack:
         if announced:
-            stack.enter_context(replaced(torch.compiler, _is_compiling_flag=True))
+            stack.enter_context(patched(torch.compiler, _is_compiling_flag=True))
         stack.enter_context(_random_state_kept())
-        stack.enter_context(_own_kernels())
+        stack.enter_context(_eager_kernels())
         stack.enter_context(torch.enable_grad())
         yield
 
 
-def accelerator() -> str:
+def accelerator_type() -> str:
     """The type of the accelerator on this machine, "cpu" without one."""
     found = torch.accelerator.current_accelerator()
     return found.type if found else "cpu"
@@ -52,12 +52,12 @@ def accelerator() -> str:
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
     devices = range(torch.accelerator.device_count())
-    with torch.random.fork_rng(devices, device_type=accelerator()) if devices else torch.random.fork_rng(()):
+    with torch.random.fork_rng(devices, device_type=accelerator_type()) if devices else torch.random.fork_rng(()):
         yield
 
 
 @contextmanager
-def replaced(owner: Any, **values: Any) -> Iterator[None]:
+def patched(owner: Any, **values: Any) -> Iterator[None]:
     """Give attributes of a module, a class or an object other values for the duration."""
     before = {name: getattr(owner, name) for name in values}
     try:
@@ -70,7 +70,7 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _own_kernels() -> Iterator[None]:
+def _eager_kernels() -> Iterator[None]:
     """Record kernels where torch has a decomposition in Python: upsampling, recurrent layers, matmul, dropout."""
     with ExitStack() as stack:
         for op in list(_composite_ops()):
@@ -187,7 +187,7 @@ def cast_cache(parameters: Sequence[torch.Tensor], enabled: bool) -> Iterator[No
     torch.set_autocast_cache_enabled(enabled)
     try:
         replacements = {"clear_autocast_cache": clear_both, "set_autocast_enabled": switch_and_tell}
-        with replaced(torch, **replacements), _python_kernel(cast, to):
+        with patched(torch, **replacements), _python_kernel(cast, to):
             yield
     finally:
         torch.set_autocast_cache_enabled(before)

@@ -35,19 +35,19 @@ SLOT = "slot_"
 
 
 @dataclass
-class Assembly:
+class StepDraft:
     """A step's graph in the making.
 
     Attributes:
         placeholders: the model's tensors, in the order of its slots, then the batch's.
-        is_open: the loss is computed outside; the outputs' derivatives come from there, and stay to the end.
+        external_loss: the loss is computed outside; the outputs' tangents come from there, and stay to the end.
         outputs: what the forward pass gives, by position: the loss, or the outputs that it is computed from.
         gradients: for each parameter slot the node of its gradient, or None.
         updates: positions among the placeholders of what the step writes back, with the node of the new value.
     """
 
     slots: tuple[Slot, ...]
-    is_open: bool = False
+    external_loss: bool = False
     graph: fx.Graph = field(default_factory=fx.Graph)
     placeholders: list[fx.Node] = field(default_factory=list)
     outputs: dict[int, fx.Node] = field(default_factory=dict)
@@ -69,11 +69,11 @@ def placeholder(graph: fx.Graph, name: str, role: Role, value: object, module: s
     return node
 
 
-def assemble(
-    joint: fx.Graph, slots: tuple[Slot, ...], inputs: Mapping[str, torch.Tensor], is_open: bool = False
-) -> Assembly:
+def draft_step(
+    joint: fx.Graph, slots: tuple[Slot, ...], inputs: Mapping[str, torch.Tensor], external_loss: bool = False
+) -> StepDraft:
     """Make forward, backward and writing back from the joint graph of AOTAutograd."""
-    assembly = Assembly(slots, is_open)
+    assembly = StepDraft(slots, external_loss)
     copies = _copy_placeholders(assembly, joint, inputs)
     _copy_ops(assembly, joint, copies)
     _read_results(assembly, joint, copies)
@@ -82,7 +82,7 @@ def assemble(
     return assembly
 
 
-def finish(assembly: Assembly) -> fx.Graph:
+def finish_graph(assembly: StepDraft) -> fx.Graph:
     """Close the graph: its output is what the forward pass gives, the gradients and the new values."""
     outputs = [node for _, node in sorted(assembly.outputs.items())]
     assembly.graph.output((outputs, list(assembly.gradients.values()), list(assembly.updates.values())))
@@ -90,7 +90,7 @@ def finish(assembly: Assembly) -> fx.Graph:
     return assembly.graph
 
 
-def _position(assembly: Assembly, description: Any) -> int:
+def _position(assembly: StepDraft, description: Any) -> int:
     """Which placeholder of the step a descriptor of the export speaks of."""
     if isinstance(description, (ParamAOTInput, BufferAOTInput)):
         return int(description.target.removeprefix(SLOT))
@@ -107,7 +107,7 @@ def _position(assembly: Assembly, description: Any) -> int:
 
 
 def _copy_placeholders(
-    assembly: Assembly, joint: fx.Graph, inputs: Mapping[str, torch.Tensor]
+    assembly: StepDraft, joint: fx.Graph, inputs: Mapping[str, torch.Tensor]
 ) -> dict[fx.Node, fx.Node]:
     known = [(slot.name, slot.role, slot.name.rpartition(".")[0], slot.tensor) for slot in assembly.slots]
     known += [(name, Role.INPUT, "", tensor) for name, tensor in inputs.items()]
@@ -123,7 +123,7 @@ def _copy_placeholders(
     return {node: assembly.placeholders[position] for position, node in recorded.items()}
 
 
-def _copy_ops(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+def _copy_ops(assembly: StepDraft, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
     graph, phase = assembly.graph, Phase.FORWARD
     constants: dict[int, fx.Node] = {}
     for node in [node for node in joint.nodes if node.op in ("call_function", "get_attr")]:
@@ -178,8 +178,8 @@ def _refuse(node: fx.Node, module: str) -> None:
         )
 
 
-def _start_backward(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
-    """Make the derivatives with which the backward pass starts, which are inputs of the joint graph.
+def _start_backward(assembly: StepDraft, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+    """Make the tangents with which the backward pass starts, which are inputs of the joint graph.
 
     The loss's own is one, and stands for those that come from outside. The new value of a parameter that the model
     writes into has one too, which is zero.
@@ -192,12 +192,12 @@ def _start_backward(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, f
             derivative = 1.0 if isinstance(of, PlainAOTOutput) else 0.0
             node = assembly.graph.call_function(aten.full.default, (list(value.shape), derivative), options)
             node.meta = {"val": value, "phase": Phase.BACKWARD, "module": ""}
-            if assembly.is_open and isinstance(of, PlainAOTOutput):
-                node.meta["derivative_of"] = of.idx
+            if assembly.external_loss and isinstance(of, PlainAOTOutput):
+                node.meta["tangent_of"] = of.idx
             copies[tangent] = node
 
 
-def _read_results(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+def _read_results(assembly: StepDraft, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
     assembly.gradients = {position: None for position, slot in enumerate(assembly.slots) if slot.role is Role.PARAMETER}
     (output,) = joint.find_nodes(op="output")
     for node, description in zip(output.args[0], output.meta["desc"], strict=True):
@@ -215,7 +215,7 @@ def _read_results(assembly: Assembly, joint: fx.Graph, copies: dict[fx.Node, fx.
             assembly.gradients[_position(assembly, description.grad_of)] = copies[node]
 
 
-def _own_gradients(assembly: Assembly) -> None:
+def _own_gradients(assembly: StepDraft) -> None:
     """Give each gradient its parameter's layout and memory of its own, as autograd does when it sets `.grad`."""
     others = [*assembly.outputs.values(), *assembly.updates.values(), *assembly.graph.find_nodes(op="get_attr")]
     taken = {storage_id(node.meta["val"]) for node in (*assembly.placeholders, *others)}
@@ -268,7 +268,7 @@ def _last_beside(graph: fx.Graph, gradient: fx.Node) -> fx.Node:
     return list(gradient.all_input_nodes[0].users)[-1] if gradient.target is operator.getitem else gradient
 
 
-def _write_back(assembly: Assembly) -> None:
+def _write_back(assembly: StepDraft) -> None:
     """Add the op that writes the new values into buffers and mutated inputs.
 
     It ends the backward phase, so that an interrupted step leaves nothing behind; or, where the loss is computed
@@ -277,13 +277,13 @@ def _write_back(assembly: Assembly) -> None:
     if not assembly.updates:
         return
     backward = (node for node in assembly.graph.nodes if node.meta.get("phase") is Phase.BACKWARD)
-    end = next(backward) if assembly.is_open else assembly.graph._root
-    phase = Phase.FORWARD if assembly.is_open else Phase.BACKWARD
+    end = next(backward) if assembly.external_loss else assembly.graph._root
+    phase = Phase.FORWARD if assembly.external_loss else Phase.BACKWARD
     with assembly.graph.inserting_before(end):
         _add_write_back(assembly, phase)
 
 
-def _add_write_back(assembly: Assembly, phase: Phase) -> None:
+def _add_write_back(assembly: StepDraft, phase: Phase) -> None:
     existing = {storage_id(node.meta["val"]) for node in assembly.placeholders}
     for position, value in assembly.updates.items():
         if storage_id(value.meta["val"]) in existing:  # or an earlier copy could overwrite it

@@ -17,12 +17,12 @@ from torch import nn
 from acwb.errors import CaptureError, ChangedStepError
 
 
-def refuse_left_behind(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
+def refuse_leaked_tensors(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
     """Refuse a forward pass that leaves a tensor with a gradient in an attribute; `tensors` are the model's own."""
     expected = {id(tensor) for tensor in tensors}
     for path, module in model.named_modules():
         for key, value in module.__dict__.items():
-            left = [each for each in _inside(value) if isinstance(each, torch.Tensor) and each.requires_grad]
+            left = [each for each in _values_inside(value) if isinstance(each, torch.Tensor) and each.requires_grad]
             if key not in _MODULE_TABLES and any(id(each) not in expected for each in left):
                 raise CaptureError(
                     f"The forward pass leaves a tensor that requires grad in {f'{path}.{key}' if path else key}, where "
@@ -31,7 +31,7 @@ def refuse_left_behind(model: nn.Module, tensors: Sequence[torch.Tensor]) -> Non
                 )
 
 
-def _inside(value: object) -> Iterable[object]:
+def _values_inside(value: object) -> Iterable[object]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, (list, tuple)) else [value]
@@ -52,7 +52,7 @@ class ModuleState:
     hooks: tuple[int, ...]
 
 
-def states_of(model: nn.Module) -> tuple[ModuleState, ...]:
+def module_states(model: nn.Module) -> tuple[ModuleState, ...]:
     """The state of every module of `model`."""
     known: dict[int, Any] = {}
     return tuple(
@@ -125,7 +125,7 @@ def check_unchanged(model: nn.Module, captured: Sequence[ModuleState]) -> None:
 
 
 @contextmanager
-def attributes_restored(model: nn.Module) -> Iterator[None]:
+def restore_attributes(model: nn.Module) -> Iterator[None]:
     """Undo what a forward pass on stand-ins leaves in attributes, and refuse what a captured step would freeze."""
     modules = list(model.named_modules())
     before = [(module.__dict__, dict(module.__dict__)) for _, module in modules]

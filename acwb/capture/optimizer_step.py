@@ -25,7 +25,7 @@ from acwb.errors import CaptureError
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedParameter:
     """A parameter, by name, with the nodes of its placeholder and (where it has one) its gradient."""
 
     name: str
@@ -34,7 +34,9 @@ class Trained:
     gradient: fx.Node | None
 
 
-def record(graph: fx.Graph, optimizer: torch.optim.Optimizer, parameters: Sequence[Trained]) -> dict[str, torch.Tensor]:
+def record_optimizer_step(
+    graph: fx.Graph, optimizer: torch.optim.Optimizer, parameters: Sequence[TrainedParameter]
+) -> dict[str, torch.Tensor]:
     """Append the ops of the optimizer's second step to `core.graph`, and return the constants that they refer to."""
     stand_ins = {id(parameter.tensor): parameter.node.meta["val"].detach() for parameter in parameters}
     nodes: dict[int, fx.Node] = {}

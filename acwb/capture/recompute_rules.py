@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Rule:
+class RecomputeRule:
     """How to make an op's first result again.
 
     Attributes:
@@ -53,12 +53,12 @@ def _max_pool(arguments: Sequence[Any], results: Sequence[Any]) -> torch.Tensor:
     return x.flatten(-2).gather(-1, indices.flatten(-2)).view(indices.shape)
 
 
-RULES: dict[Any, Rule] = {
-    aten.native_dropout.default: Rule(_dropout, (0,), (1,), lambda arguments: arguments[1] < 1),
-    aten._native_batch_norm_legit_functional.default: Rule(
+RULES: dict[Any, RecomputeRule] = {
+    aten.native_dropout.default: RecomputeRule(_dropout, (0,), (1,), lambda arguments: arguments[1] < 1),
+    aten._native_batch_norm_legit_functional.default: RecomputeRule(
         _batch_norm, (0, 1, 2), (1, 2), lambda arguments: arguments[5] and None not in arguments[1:3]
     ),
-    aten.max_pool2d_with_indices.default: Rule(_max_pool, (0,), (1,), lambda _: True),
+    aten.max_pool2d_with_indices.default: RecomputeRule(_max_pool, (0,), (1,), lambda _: True),
 }
 
 
@@ -67,7 +67,7 @@ def parts_of(node: fx.Node) -> dict[int, fx.Node]:
     return {user.args[1]: user for user in node.users if user.target is operator.getitem}  # type: ignore[misc]
 
 
-def rule_of(target: Any, arguments: Sequence[Any]) -> Rule | None:
+def rule_of(target: Any, arguments: Sequence[Any]) -> RecomputeRule | None:
     """The rule for an op with these arguments, if there is one."""
     rule = RULES.get(target)
     return rule if rule and rule.applies(arguments) else None

@@ -16,22 +16,22 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from acwb.capture.eager_parity import replaced
+from acwb.capture.eager_parity import patched
 from acwb.errors import CaptureError
 
 ValueQuestion = (DataDependentOutputException, DynamicOutputShapeException)
 
-Call = tuple[str, tuple[Any, ...]]
+TorchCall = tuple[str, tuple[Any, ...]]
 
 _DATA_SETTER = vars(torch._C.TensorBase)["data"].__set__
 
 
-class Guard(TorchFunctionMode):
+class SideEffectWatch(TorchFunctionMode):
     """While entered, notes every call of a torch function with its numbers, and refuses `tensor.data = ...`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[Call] = []
+        self.calls: list[TorchCall] = []
         self.question: Exception | None = None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -49,27 +49,28 @@ class Guard(TorchFunctionMode):
             self.question = error
             raise
 
-    def refuse_differences(self, earlier: "Guard") -> None:
+    def refuse_differences(self, earlier: "SideEffectWatch") -> None:
         """Refuse a forward pass that did something else when it was called before."""
         for mine, theirs in zip_longest(self.calls, earlier.calls, fillvalue=("nothing more", ())):
             if mine != theirs:
                 raise CaptureError(
-                    f"The forward pass calls {_told(theirs)} the first time and {_told(mine)} the second time, but a "
-                    "captured step does the same each time: keep what changes in a buffer, and draw with torch."
+                    f"The forward pass calls {_describe_call(theirs)} the first time and {_describe_call(mine)} the "
+                    "second time, but a captured step does the same each time: keep what changes in a "
+                    "buffer, and draw with torch."
                 )
 
 
-def _told(call: Call) -> str:
+def _describe_call(call: TorchCall) -> str:
     return f"{call[0]}({', '.join(map(repr, call[1]))})"
 
 
 @contextmanager
-def guarded() -> Iterator[Guard]:
+def watch_side_effects() -> Iterator[SideEffectWatch]:
     """Watch one call of the loss."""
-    guard = Guard()
+    guard = SideEffectWatch()
     states = random.getstate(), numpy.random.get_state()
     seeding = {"manual_seed": _refuse_seeding, "fork_rng": _refuse_seeding}
-    with replaced(torch, manual_seed=_refuse_seeding, set_rng_state=_refuse_seeding), replaced(torch.random, **seeding):
+    with patched(torch, manual_seed=_refuse_seeding, set_rng_state=_refuse_seeding), patched(torch.random, **seeding):
         try:
             with guard:
                 yield guard

@@ -108,7 +108,7 @@ def refuse_hooks(name: str, tensor: torch.Tensor) -> None:
 
 
 @contextmanager
-def standing_in(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+def substitute_tensors(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Put `tensors` into the places of `slots` for the duration, then the model's own tensors back."""
     originals = [slot.tensor for slot in slots]
     for slot, tensor in zip(slots, tensors, strict=True):
@@ -120,7 +120,7 @@ def standing_in(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> Itera
             slot.put(original)
 
 
-def rebound(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> list[Slot]:
+def rebound_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> list[Slot]:
     """The slots that no longer hold the tensor that was put there: the forward pass assigned another one."""
     return [
         slot

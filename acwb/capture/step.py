@@ -16,10 +16,10 @@ from torch import fx, nn
 from acwb._torch import below_autograd
 from acwb.capture.module_state import ModuleState, check_unchanged
 from acwb.capture.slots import Slot, refuse_hooks
-from acwb.capture.tensor_specs import CapturedBatch, Form
+from acwb.capture.tensor_specs import BatchSpec, TensorSpec
 from acwb.core.graph import Phase, Role, StepGraph
 from acwb.errors import AcwbError, ChangedStepError
-from acwb.rollback import interrupts_deferred, undone_on_error
+from acwb.rollback import defer_signals, rollback_on_error
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,8 +41,8 @@ class TracedStep:
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     slots: tuple[Slot, ...]
-    forms: tuple[Form, ...]
-    batch: CapturedBatch
+    specs: tuple[TensorSpec, ...]
+    batch: BatchSpec
     updated: tuple[int, ...]
     modules: tuple[ModuleState, ...]
     loss_fn: Callable[[nn.Module, Any], torch.Tensor] | None = None
@@ -64,10 +64,10 @@ class TracedStep:
         parameters = [tensor for slot, tensor in zip(self.slots, inputs, strict=False) if slot.role is Role.PARAMETER]
         self.free_gradients()
         with ExitStack() as writing:
-            with undone_on_error(self.device, self._draws):
+            with rollback_on_error(self.device, self._draws):
                 with below_autograd(self.device):
                     (loss,), gradients, updates = self._compute.forward(*inputs)
-                writing.enter_context(interrupts_deferred())
+                writing.enter_context(defer_signals())
             if self.updated:
                 with torch.no_grad():
                     torch._foreach_copy_([inputs[position] for position in self.updated], updates)
@@ -113,8 +113,8 @@ class TracedStep:
             raise AcwbError("run was called inside torch.inference_mode, where nothing can be trained: leave it first.")
         check_unchanged(self.model, self.modules)
         tensors = [slot.tensor for slot in self.slots]
-        for slot, form, tensor in zip(self.slots, self.forms, tensors, strict=True):
-            if difference := form.difference(tensor):
+        for slot, spec, tensor in zip(self.slots, self.specs, tensors, strict=True):
+            if difference := spec.difference(tensor):
                 raise ChangedStepError(f"{slot.name} {difference}: trace the model again.", slot.name)
             if not hooks:
                 refuse_hooks(slot.name, tensor)

@@ -43,12 +43,12 @@ _KEEP_TERMS = {
 _MISDESCRIBED = {aten.mkldnn_rnn_layer.default, aten._embedding_bag.default}
 
 
-def survey(graph: fx.Graph, environment: Environment) -> StepGraph:
+def describe_graph(graph: fx.Graph, environment: Environment) -> StepGraph:
     """The torch-free description of a step's FX graph: same ops, same order, same names."""
-    return _Survey(graph).result(environment)
+    return _StorageAnalysis(graph).result(environment)
 
 
-class _Survey:
+class _StorageAnalysis:
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self.name_of: dict[int, str] = {}
@@ -110,7 +110,7 @@ class _Survey:
         inputs = tuple(dict.fromkeys(self.name_of[storage_id(value)] for value in _tensors_read(node)))
         several = isinstance(node.meta["val"], (tuple, list))
         outputs = []
-        values = _made(node) if several else [node.meta["val"]]
+        values = _results(node) if several else [node.meta["val"]]
         if _is_view(node):  # of a constant, whose views are recorded as if they had memory of their own
             self.name_of.update(
                 {storage_id(value): inputs[0] for value in values if storage_id(value) not in self.name_of}
@@ -128,7 +128,7 @@ class _Survey:
             module=node.meta["module"],
             needs=tuple(
                 dict.fromkeys(
-                    _maker(source).name for source in node.all_input_nodes if _maker(source).op == "call_function"
+                    _producer(source).name for source in node.all_input_nodes if _producer(source).op == "call_function"
                 )
             ),
             inputs=inputs,
@@ -139,11 +139,11 @@ class _Survey:
             view=not outputs
             and not mutates
             and any(isinstance(value, torch.Tensor) for value in pytree.tree_leaves(node.meta["val"])),
-            once="derivative_of" in node.meta,
-            shortcut=self._shortcut(node, outputs) if node.meta["phase"] is Phase.FORWARD else (),
+            once="tangent_of" in node.meta,
+            rule_inputs=self._rule_inputs(node, outputs) if node.meta["phase"] is Phase.FORWARD else (),
         )
 
-    def _shortcut(self, node: fx.Node, outputs: list[str]) -> tuple[str, ...]:
+    def _rule_inputs(self, node: fx.Node, outputs: list[str]) -> tuple[str, ...]:
         rule = rule_of(node.target, node.args)
         if rule is None or not {0, *rule.results} <= parts_of(node).keys():  # what nobody names is gone at once
             return ()
@@ -172,9 +172,9 @@ class _Survey:
 
         Its ops do not run again. Derivatives that come from outside stay until the backward phase is over.
         """
-        derivatives = tuple(name for op in self.ops if op.once for name in op.outputs)
+        tangents = tuple(name for op in self.ops if op.once for name in op.outputs)
         last = max(rank for rank, op in enumerate(self.ops) if op.phase is Phase.BACKWARD)
-        self.ops[last] = replace(self.ops[last], holds=self.ops[last].holds + derivatives)
+        self.ops[last] = replace(self.ops[last], holds=self.ops[last].holds + tangents)
         self.ops = [replace(op, once=True) if set(outputs) & set(op.outputs) else op for op in self.ops]
         beside = [name for op in self.ops if op.once and op.phase is Phase.FORWARD for name in op.outputs]
         return list(dict.fromkeys(outputs + beside))
@@ -213,7 +213,7 @@ def _is_view(node: fx.Node) -> bool:
     return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
 
 
-def _maker(node: fx.Node) -> fx.Node:
+def _producer(node: fx.Node) -> fx.Node:
     while node.target is operator.getitem:
         node = node.all_input_nodes[0]
     return node
@@ -234,7 +234,7 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
     return {**named, **node.kwargs}
 
 
-def _made(node: fx.Node) -> list[Any]:
+def _results(node: fx.Node) -> list[Any]:
     """The results of an op with several; those that its mask leaves out are recorded, but not made."""
     mask = _arguments(node).get("output_mask") or [True] * len(node.meta["val"])
     return [value if wanted else None for value, wanted in zip(node.meta["val"], mask, strict=True)]

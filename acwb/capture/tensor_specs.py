@@ -11,7 +11,7 @@ from acwb.errors import AcwbError, ChangedStepError
 
 
 @dataclass(frozen=True)
-class Form:
+class TensorSpec:
     """What must stay the same about a tensor between capture and run."""
 
     dtype: torch.dtype
@@ -21,8 +21,8 @@ class Form:
     requires_grad: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> "Form":
-        """The form that `tensor` has now."""
+    def of(cls, tensor: torch.Tensor) -> "TensorSpec":
+        """The spec that `tensor` has now."""
         return cls(tensor.dtype, tuple(tensor.shape), tensor.device, tensor.stride(), tensor.requires_grad)
 
     def __str__(self) -> str:
@@ -52,64 +52,64 @@ def flatten_batch(batch: object) -> tuple[tuple[str, ...], tuple[Any, ...], pytr
             f"A batch is a tuple of positional inputs or a dict of keyword inputs, not {type(batch).__name__}: "
             "write (x,) for one tensor."
         )
-    paths, spec = pytree.tree_flatten_with_path(batch)
-    return tuple(f"batch{pytree.keystr(path)}" for path, _ in paths), tuple(leaf for _, leaf in paths), spec
+    paths, structure = pytree.tree_flatten_with_path(batch)
+    return tuple(f"batch{pytree.keystr(path)}" for path, _ in paths), tuple(leaf for _, leaf in paths), structure
 
 
 @dataclass(frozen=True, eq=False)
-class CapturedBatch:
-    """The batch that a step was captured with, and the form that every later one must have."""
+class BatchSpec:
+    """The batch that a step was captured with, and the spec that every later one must have."""
 
     names: tuple[str, ...]
     leaves: tuple[Any, ...]
-    spec: pytree.TreeSpec
-    forms: tuple[Form | None, ...]
+    structure: pytree.TreeSpec
+    specs: tuple[TensorSpec | None, ...]
 
     @classmethod
-    def of(cls, batch: object) -> "CapturedBatch":
+    def of(cls, batch: object) -> "BatchSpec":
         """Take apart the batch that a step is captured with."""
-        names, leaves, spec = flatten_batch(batch)
-        forms = tuple(Form.of(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves)
-        return cls(names, leaves, spec, forms)
+        names, leaves, structure = flatten_batch(batch)
+        specs = tuple(TensorSpec.of(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves)
+        return cls(names, leaves, structure, specs)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Its tensors, in order."""
         return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
-    def without_tensors(self) -> "CapturedBatch":
-        """Its form alone."""
-        pairs = zip(self.leaves, self.forms, strict=True)
-        return replace(self, leaves=tuple(None if form else leaf for leaf, form in pairs))
+    def without_tensors(self) -> "BatchSpec":
+        """Its spec alone."""
+        pairs = zip(self.leaves, self.specs, strict=True)
+        return replace(self, leaves=tuple(None if spec else leaf for leaf, spec in pairs))
 
     @property
     def tensor_names(self) -> list[str]:
         """A name for each of its tensors."""
-        return [name for name, form in zip(self.names, self.forms, strict=True) if form]
+        return [name for name, spec in zip(self.names, self.specs, strict=True) if spec]
 
     def with_tensors(self, tensors: Sequence[torch.Tensor]) -> Any:
         """This batch with other tensors in it."""
         source = iter(tensors)
-        return self.spec.unflatten(
-            [next(source) if form else leaf for leaf, form in zip(self.leaves, self.forms, strict=True)]
+        return self.structure.unflatten(
+            [next(source) if spec else leaf for leaf, spec in zip(self.leaves, self.specs, strict=True)]
         )
 
     def tensors_of(self, batch: object) -> list[torch.Tensor]:
-        """The tensors of another batch of the same form."""
-        names, leaves, spec = flatten_batch(batch)
-        if spec != self.spec:
+        """The tensors of another batch of the same spec."""
+        names, leaves, structure = flatten_batch(batch)
+        if structure != self.structure:
             raise ChangedStepError(
                 f"The batch holds {', '.join(names)}, but the step was captured with {', '.join(self.names)}: "
                 "pass the same structure, or trace again.",
                 "batch",
             )
-        for name, form, leaf, captured in zip(names, self.forms, leaves, self.leaves, strict=True):
-            _check_leaf(name, form, leaf, captured)
-        return [leaf for leaf, form in zip(leaves, self.forms, strict=True) if form]
+        for name, spec, leaf, captured in zip(names, self.specs, leaves, self.leaves, strict=True):
+            _check_leaf(name, spec, leaf, captured)
+        return [leaf for leaf, spec in zip(leaves, self.specs, strict=True) if spec]
 
 
-def _check_leaf(name: str, form: Form | None, leaf: object, captured: object) -> None:
-    if form is None:
+def _check_leaf(name: str, spec: TensorSpec | None, leaf: object, captured: object) -> None:
+    if spec is None:
         if type(leaf) is not type(captured) or (leaf is not captured and leaf != captured):
             raise ChangedStepError(
                 f"{name} is {leaf!r}, but the step was captured with {captured!r}, which is fixed in it: trace again.",
@@ -117,5 +117,5 @@ def _check_leaf(name: str, form: Form | None, leaf: object, captured: object) ->
             )
     elif not isinstance(leaf, torch.Tensor):
         raise ChangedStepError(f"{name} is {type(leaf).__name__}, but the step was captured with a tensor.", name)
-    elif difference := form.difference(leaf):
+    elif difference := spec.difference(leaf):
         raise ChangedStepError(f"{name} {difference}: pass such a batch, or trace the model again with this one.", name)

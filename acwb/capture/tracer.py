@@ -24,17 +24,17 @@ from torch.fx import traceback as fx_traceback
 
 from acwb import files, rng
 from acwb.capture import eager_parity, joint_graph, optimizer_step, validation
-from acwb.capture.module_state import attributes_restored, refuse_left_behind, states_of
-from acwb.capture.side_effects import Guard, ValueQuestion, guarded
-from acwb.capture.slots import Slot, rebound, refuse_hooks, slots_of, standing_in
+from acwb.capture.module_state import module_states, refuse_leaked_tensors, restore_attributes
+from acwb.capture.side_effects import SideEffectWatch, ValueQuestion, watch_side_effects
+from acwb.capture.slots import Slot, rebound_slots, refuse_hooks, slots_of, substitute_tensors
 from acwb.capture.step import TracedStep
-from acwb.capture.storage_analysis import survey
-from acwb.capture.tensor_specs import CapturedBatch, Form
+from acwb.capture.storage_analysis import describe_graph
+from acwb.capture.tensor_specs import BatchSpec, TensorSpec
 from acwb.core.graph import Environment, Role
 from acwb.errors import AcwbError, CaptureError
 
 LossFunction = Callable[[nn.Module, Any], torch.Tensor]
-Call = Callable[[nn.Module, Any], tuple[torch.Tensor, ...]]
+OutputFunction = Callable[[nn.Module, Any], tuple[torch.Tensor, ...]]
 
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(files.__file__).parent))  # torch and all of acwb
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
@@ -62,7 +62,7 @@ def trace(
         raise AcwbError(f"trace needs an nn.Module, not {type(model).__name__}: pass the model itself.")
     for slot in slots_of(model):
         refuse_hooks(slot.name, slot.tensor)
-    if any(torch.is_autocast_enabled(device) for device in {"cpu", eager_parity.accelerator()}):
+    if any(torch.is_autocast_enabled(device) for device in {"cpu", eager_parity.accelerator_type()}):
         raise AcwbError(
             "trace was called inside torch.autocast: enter autocast inside loss_fn, around the model's call."
         )
@@ -77,68 +77,74 @@ def trace(
 
 
 def capture(
-    model: nn.Module, batch: object, call: Call, optimizer: torch.optim.Optimizer | None, is_open: bool = False
+    model: nn.Module,
+    batch: object,
+    call: OutputFunction,
+    optimizer: torch.optim.Optimizer | None,
+    external_loss: bool = False,
 ) -> TracedStep:
     """Capture an iteration that starts with `call(model, batch)`, which gives the loss.
 
-    Where it `is_open`, it gives outputs from which the loss is computed outside; their derivatives come from there.
+    Where it `external_loss`, it gives outputs from which the loss is computed outside; their tangents come from there.
     """
     validation.check_modules(model)
-    captured = CapturedBatch.of(batch)
+    captured = BatchSpec.of(batch)
     slots = slots_of(model)
     validation.check_batch(captured, slots)
     if optimizer is not None:
         validation.check_optimizer(optimizer, slots)
     validation.check_modes(model)
-    joint, constants = _recorded(model, slots, captured, call, is_open)
+    joint, constants = _record(model, slots, captured, call, external_loss)
     inputs = dict(zip(captured.tensor_names, captured.tensors, strict=True))
-    assembly = joint_graph.assemble(joint, slots, inputs, is_open)
+    assembly = joint_graph.draft_step(joint, slots, inputs, external_loss)
     if optimizer is not None:
-        constants |= optimizer_step.record(assembly.graph, optimizer, _trained(assembly))
-    graph = joint_graph.finish(assembly)
+        constants |= optimizer_step.record_optimizer_step(assembly.graph, optimizer, _trained_parameters(assembly))
+    graph = joint_graph.finish_graph(assembly)
     return TracedStep(
-        graph=survey(graph, _environment(model, captured, optimizer)),
+        graph=describe_graph(graph, _environment(model, captured, optimizer)),
         fx_graph=graph,
         constants=constants,
         model=model,
         optimizer=optimizer,
         slots=slots,
-        forms=tuple(Form.of(slot.tensor) for slot in slots),
+        specs=tuple(TensorSpec.of(slot.tensor) for slot in slots),
         batch=captured,
         updated=tuple(assembly.updates),
-        modules=states_of(model),
+        modules=module_states(model),
     )
 
 
-def _recorded(
-    model: nn.Module, slots: tuple[Slot, ...], batch: CapturedBatch, call: Call, is_open: bool
+def _record(
+    model: nn.Module, slots: tuple[Slot, ...], batch: BatchSpec, call: OutputFunction, external_loss: bool
 ) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
     """Record as if nobody did; announce it only to a model that otherwise asks for values."""
     try:
-        return _Capture(model, slots, batch, call, is_open).run()
+        return _Capture(model, slots, batch, call, external_loss).run()
     except CaptureError as error:
         if not isinstance(error.__cause__, ValueQuestion):
             raise
-    return _Capture(model, slots, batch, call, is_open).run(announced=True)
+    return _Capture(model, slots, batch, call, external_loss).run(announced=True)
 
 
-def _trained(assembly: joint_graph.Assembly) -> list[optimizer_step.Trained]:
+def _trained_parameters(assembly: joint_graph.StepDraft) -> list[optimizer_step.TrainedParameter]:
     return [
-        optimizer_step.Trained(slot.name, slot.tensor, assembly.placeholders[position], assembly.gradients[position])
+        optimizer_step.TrainedParameter(
+            slot.name, slot.tensor, assembly.placeholders[position], assembly.gradients[position]
+        )
         for position, slot in enumerate(assembly.slots)
         if slot.role is Role.PARAMETER
     ]
 
 
-def _environment(model: nn.Module, batch: CapturedBatch, optimizer: torch.optim.Optimizer | None) -> Environment:
+def _environment(model: nn.Module, batch: BatchSpec, optimizer: torch.optim.Optimizer | None) -> Environment:
     return Environment(
         torch=torch.__version__,
         device=str(batch.tensors[0].device),
         model=type(model).__name__,
         optimizer=type(optimizer).__name__ if optimizer else "no optimizer",
         dtype=", ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})),
-        batch=tuple(f"{name}: {form}" for name, form in zip(batch.names, batch.forms, strict=True) if form),
-        random_state_bytes=rng.random_state(batch.tensors[0].device).nbytes,
+        batch=tuple(f"{name}: {spec}" for name, spec in zip(batch.names, batch.specs, strict=True) if spec),
+        random_state_bytes=rng.get_state(batch.tensors[0].device).nbytes,
     )
 
 
@@ -147,13 +153,13 @@ def _own_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise CaptureError(
-            f"The model returns {validation.described(output)}, which is neither a scalar loss nor has one in .loss: "
-            "pass loss_fn=lambda model, batch: ... that computes the loss."
+            f"The model returns {validation.describe_value(output)}, which is neither a scalar loss nor has one in "
+            ".loss: pass loss_fn=lambda model, batch: ... that computes the loss."
         )
     return loss
 
 
-class _Presented(nn.Module):
+class _ExportedModule(nn.Module):
     """Every distinct tensor of a model exactly once, for the export.
 
     The export lists a tied weight under each of its names, and no order of summing the partial gradients gives eager's
@@ -180,19 +186,19 @@ class _Capture:
     """One capture. It knows where in the model it is: ops get module paths, and errors name a module and a line."""
 
     def __init__(
-        self, model: nn.Module, slots: tuple[Slot, ...], batch: CapturedBatch, call: Call, is_open: bool
+        self, model: nn.Module, slots: tuple[Slot, ...], batch: BatchSpec, call: OutputFunction, external_loss: bool
     ) -> None:
         self.model = model
         self.slots = slots
         self.batch = batch
         self.call = call
-        self.is_open = is_open
+        self.external_loss = external_loss
         self.cache_casts = torch.is_autocast_cache_enabled()
         self.paths = {id(module): path for path, module in model.named_modules()}
         self.inside: list[nn.Module] = []
         self.returned = ""
         self.rebound: list[Slot] = []
-        self.earlier: Guard | None = None
+        self.earlier: SideEffectWatch | None = None
 
     def run(self, announced: bool = False) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
         """The joint graph of forward and backward, and the constants that it refers to."""
@@ -204,29 +210,33 @@ class _Capture:
         inputs = tuple(fake.from_tensor(tensor.detach()) for tensor in self.batch.tensors)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self)
-            stack.enter_context(attributes_restored(self.model))
+            stack.enter_context(restore_attributes(self.model))
             stack.enter_context(eager_parity.as_in_eager(announced))
             # An error is reported as one sentence; torch would log its traceback besides.
-            stack.enter_context(
-                eager_parity.replaced(logging.getLogger("torch._subclasses.fake_tensor"), disabled=True)
-            )
+            stack.enter_context(eager_parity.patched(logging.getLogger("torch._subclasses.fake_tensor"), disabled=True))
             # Checkpoints work by hooks on saved tensors, which a recording ignores.
             hooks = torch.autograd.graph.saved_tensors_hooks
-            stack.enter_context(eager_parity.replaced(hooks, __enter__=self._refuse_checkpoint))
+            stack.enter_context(eager_parity.patched(hooks, __enter__=self._refuse_checkpoint))
             stack.enter_context(fx_traceback.preserve_node_meta())
             stack.callback(nn.modules.module.register_module_forward_pre_hook(self._enter_module).remove)
             stack.callback(nn.modules.module.register_module_forward_hook(self._leave_module).remove)
-            export = aot_export_joint_with_descriptors(stack, _Presented(self.slots, stand_ins, self._forward), inputs)
+            export = aot_export_joint_with_descriptors(
+                stack, _ExportedModule(self.slots, stand_ins, self._forward), inputs
+            )
         graph: fx.Graph = export.graph_module.graph
         self._refuse_lost_state(graph)
         return graph, _constants(export.graph_module)
 
     def _forward(self, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        with standing_in(self.slots, tensors), eager_parity.cast_cache(tensors, self.cache_casts), guarded() as guard:
+        with (
+            substitute_tensors(self.slots, tensors),
+            eager_parity.cast_cache(tensors, self.cache_casts),
+            watch_side_effects() as guard,
+        ):
             outputs = self.call(self.model, self.batch.with_tensors(inputs))
-            self.rebound = rebound(self.slots, tensors)
-            if self.is_open:
-                refuse_left_behind(self.model, tensors)
+            self.rebound = rebound_slots(self.slots, tensors)
+            if self.external_loss:
+                refuse_leaked_tensors(self.model, tensors)
         if self.earlier is not None:
             guard.refuse_differences(self.earlier)
         self.earlier = guard
@@ -245,7 +255,7 @@ class _Capture:
             pass
         self._annotate()
         if module is self.model:
-            self.returned = validation.described(output)
+            self.returned = validation.describe_value(output)
 
     def _annotate(self) -> None:
         """Have the ops that are recorded from here on, and their backward ops, carry the module's path."""
@@ -329,8 +339,8 @@ def _constants(module: fx.GraphModule) -> dict[str, torch.Tensor]:
             raise CaptureError(f"The step uses an object of type {type(value).__name__}, which cannot be captured.")
         if value.requires_grad:
             raise CaptureError(
-                f"The step uses a tensor ({Form.of(value)}) that requires grad and is not a parameter of the model: "
-                "make it one, or detach it."
+                f"The step uses a tensor ({TensorSpec.of(value)}) that requires grad and is not a parameter of the "
+                "model: make it one, or detach it."
             )
         constants[node.target] = value
     return constants

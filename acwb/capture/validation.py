@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from acwb.capture.slots import Slot
-from acwb.capture.tensor_specs import CapturedBatch, Form
+from acwb.capture.tensor_specs import BatchSpec, TensorSpec
 from acwb.core.graph import Role
 from acwb.errors import AcwbError, CaptureError
 
@@ -30,13 +30,13 @@ def check_modules(model: nn.Module) -> None:
             )
 
 
-def check_batch(batch: CapturedBatch, slots: Sequence[Slot]) -> None:
+def check_batch(batch: BatchSpec, slots: Sequence[Slot]) -> None:
     """Refuse a batch that is empty, on another device, or asks for gradients of its own."""
     if not batch.tensors:
         raise AcwbError("The batch holds no tensor: pass the tensors that the model is called with.")
     for name, leaf in zip(batch.names, batch.leaves, strict=True):
         if not isinstance(leaf, (torch.Tensor, bool, int, float, complex, str, type(None))):
-            raise AcwbError(f"{name} is {described(leaf)}: a batch holds tensors, numbers, strings and None.")
+            raise AcwbError(f"{name} is {describe_value(leaf)}: a batch holds tensors, numbers, strings and None.")
     device = slots[0].tensor.device if slots else batch.tensors[0].device
     for slot in slots:
         if slot.role is Role.PARAMETER and slot.tensor.device != device:
@@ -69,7 +69,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> 
             if id(parameter) not in known:
                 raise AcwbError(
                     f"The optimizer holds a parameter that the model does not have (group {number}, position "
-                    f"{position}, {Form.of(parameter)}): build it from model.parameters()."
+                    f"{position}, {TensorSpec.of(parameter)}): build it from model.parameters()."
                 )
     missing = [slot.name for key, slot in known.items() if key not in held and slot.tensor.requires_grad]
     if missing:
@@ -100,7 +100,7 @@ def check_modes(model: nn.Module) -> None:
 def check_loss(loss: object) -> None:
     """Refuse what backward could not start from."""
     if not isinstance(loss, torch.Tensor):
-        raise CaptureError(f"loss_fn returned {described(loss)}: return one scalar tensor.")
+        raise CaptureError(f"loss_fn returned {describe_value(loss)}: return one scalar tensor.")
     if math.prod(loss.shape) != 1:
         raise CaptureError(f"The loss has shape {tuple(loss.shape)}, not one value: reduce it, with .mean() for one.")
     if not loss.dtype.is_floating_point:
@@ -112,10 +112,10 @@ def check_loss(loss: object) -> None:
         )
 
 
-def described(value: object) -> str:
+def describe_value(value: object) -> str:
     """What a model or a loss function returned, in words."""
     if isinstance(value, torch.Tensor):
-        return f"a tensor {Form.of(value)}"
+        return f"a tensor {TensorSpec.of(value)}"
     if isinstance(value, dict):
         return f"{type(value).__name__} with keys {', '.join(map(repr, value))}"
     if isinstance(value, (tuple, list)):

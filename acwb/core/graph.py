@@ -6,13 +6,12 @@ An op is known by its FX node name everywhere. The graph holds sizes and names, 
 can be saved on one machine and planned on another.
 """
 
-import dataclasses
 import hashlib
 import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate
@@ -20,7 +19,7 @@ from typing import Any
 
 from acwb import files
 from acwb.errors import AcwbError
-from acwb.units import gibibytes
+from acwb.units import format_bytes
 
 
 class Phase(StrEnum):
@@ -89,12 +88,12 @@ class Op:
     holds: tuple[str, ...] = ()
     random: bool = False
     view: bool = False
-    shortcut: tuple[str, ...] = ()
+    rule_inputs: tuple[str, ...] = ()
     recomputes: str = ""
     once: bool = False
 
     @property
-    def may_run_again(self) -> bool:
+    def recomputable(self) -> bool:
         """Whether it gives its result again, and does nothing else, when it runs again; an update never does."""
         gives_again = not self.once and (self.view or bool(self.outputs))
         return self.phase is not Phase.OPTIMIZER and not self.mutates and gives_again
@@ -139,6 +138,7 @@ class StepGraph:
         loss: the storage of the loss; like the gradients it is alive to the end of the step.
         gradients: each trainable parameter that has a gradient, with the gradient's storage.
         outputs: where the loss is computed outside of the step: what else it gives.
+        name: what people call the model ("ResNet-152"); "" where nobody said. It is not part of the fingerprint.
     """
 
     ops: tuple[Op, ...]
@@ -147,9 +147,19 @@ class StepGraph:
     gradients: tuple[tuple[str, str], ...]
     environment: Environment
     outputs: tuple[str, ...] = ()
+    name: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @property
+    def title(self) -> str:
+        """What the model is called in titles and tables: its name, or its class."""
+        return self.name or self.environment.model
+
+    def op(self, name: str) -> Op:
+        """The op called `name`."""
+        return self.ops[self.rank[name]]
 
     @cached_property
     def rank(self) -> Mapping[str, int]:
@@ -222,7 +232,7 @@ class StepGraph:
         found: set[str] = set()
         waiting = [self.maker[name]]
         while waiting:
-            op = self.ops[self.rank[waiting.pop()]]
+            op = self.op(waiting.pop())
             if op.name not in found:
                 found.add(op.name)
                 lost = set(op.inputs) - self.surviving
@@ -231,7 +241,7 @@ class StepGraph:
 
     def _result(self, name: str) -> set[str]:
         """The storages that an op's result lives in."""
-        op = self.ops[self.rank[name]]
+        op = self.op(name)
         return set(op.outputs or op.mutates or op.inputs)
 
     @cached_property
@@ -248,7 +258,7 @@ class StepGraph:
         return {role: totals[role] for role in Role}
 
     def _activation(self, storage: Storage) -> Activation:
-        op = self.ops[self.rank[self.maker[storage.name]]]
+        op = self.op(self.maker[storage.name])
         users = self.users[storage.name]
         forward = [rank for rank in users if self.ops[rank].phase is Phase.FORWARD]
         backward = [rank for rank in users if self.ops[rank].phase is Phase.BACKWARD]
@@ -266,12 +276,32 @@ class StepGraph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells this graph from every other: a digest of all that it holds."""
-        return hashlib.sha256(json.dumps(self.content()).encode()).hexdigest()[:16]
+        """Digest that identifies the graph: of everything that it holds but its name."""
+        content = {key: value for key, value in self.content().items() if key != "name"}
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     def content(self) -> dict[str, Any]:
-        """The graph as plain lists and dicts, for a file."""
-        return dataclasses.asdict(self)
+        """The graph as plain lists and dicts, for a file.
+
+        Keys and their order are part of the fingerprint of every saved result: they stay, whatever a field is called.
+        """
+        return {
+            "ops": [_op_content(op) for op in self.ops],
+            "storages": [{"name": each.name, "bytes": each.bytes, "role": each.role} for each in self.storages],
+            "loss": self.loss,
+            "gradients": self.gradients,
+            "environment": {
+                "torch": self.environment.torch,
+                "device": self.environment.device,
+                "model": self.environment.model,
+                "optimizer": self.environment.optimizer,
+                "dtype": self.environment.dtype,
+                "batch": self.environment.batch,
+                "random_state_bytes": self.environment.random_state_bytes,
+            },
+            "outputs": self.outputs,
+            "name": self.name,
+        }
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "StepGraph":
@@ -284,16 +314,17 @@ class StepGraph:
             gradients=tuple((parameter, gradient) for parameter, gradient in content["gradients"]),
             environment=Environment(**{**environment, "batch": tuple(environment["batch"])}),
             outputs=tuple(content["outputs"]),
+            name=content.get("name", ""),  # which older files do not have
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph as JSON; the file appears whole or not at all."""
-        files.write(path, "StepGraph", self.content())
+        files.write_saved(path, "StepGraph", self.content())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "StepGraph":
         """Read a graph that `save` wrote; it equals the one that was saved."""
-        with files.reading(path, "StepGraph") as content:
+        with files.open_saved(path, "StepGraph") as content:
             return cls.of(content)
 
     def __repr__(self) -> str:
@@ -301,19 +332,43 @@ class StepGraph:
         count = Counter(op.phase for op in self.ops)
         held = sum(activation.bytes for activation in self.activations)
         lines = [
-            f"StepGraph: {environment.model}, {environment.optimizer}, {environment.device}, torch {environment.torch}",
+            f"StepGraph: {self.title}, {environment.optimizer}, {environment.device}, torch {environment.torch}",
             *(f"  {text}" for text in environment.batch),
             "  ops         " + ", ".join(f"{count[phase]:,} {phase}" for phase in Phase),
-            f"  activations {len(self.activations):,} storages, {gibibytes(held)} held from forward to backward",
+            f"  activations {len(self.activations):,} storages, {format_bytes(held)} held from forward to backward",
             "  bytes by role, summed over the step",
-            *(f"    {role:<16}{gibibytes(size):>14}" for role, size in self.bytes_by_role.items()),
+            *(f"    {role:<16}{format_bytes(size):>14}" for role, size in self.bytes_by_role.items()),
         ]
         return "\n".join(lines)
 
 
-def _op(fields: dict[str, Any]) -> Op:
-    listed: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    return Op(**{**listed, "phase": Phase(fields["phase"])})
+def _op_content(op: Op) -> dict[str, Any]:
+    """An op as a file and the fingerprint have it; see `StepGraph.content`."""
+    return {
+        "name": op.name,
+        "target": op.target,
+        "phase": op.phase,
+        "module": op.module,
+        "needs": op.needs,
+        "inputs": op.inputs,
+        "outputs": op.outputs,
+        "mutates": op.mutates,
+        "holds": op.holds,
+        "random": op.random,
+        "view": op.view,
+        "shortcut": op.rule_inputs,
+        "recomputes": op.recomputes,
+        "once": op.once,
+    }
+
+
+def _op(content: dict[str, Any]) -> Op:
+    listed: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in content.items()
+        if key not in ("phase", "shortcut")
+    }
+    return Op(**listed, phase=Phase(content["phase"]), rule_inputs=tuple(content["shortcut"]))
 
 
 def _check(graph: StepGraph) -> None:
@@ -339,8 +394,10 @@ def _check(graph: StepGraph) -> None:
         phase = op.phase
         done.add(op.name)
         alive.update(op.outputs)
-        if not {*op.inputs, *op.outputs[1:]} >= set(op.shortcut):
-            raise AcwbError(f"The shortcut of op {op.name} reads {op.shortcut}, which it neither reads nor makes.")
+        if not {*op.inputs, *op.outputs[1:]} >= set(op.rule_inputs):
+            raise AcwbError(
+                f"The recompute rule of op {op.name} reads {op.rule_inputs}, which it neither reads nor makes."
+            )
     read_backward = {name for op in graph.ops if op.phase is Phase.BACKWARD for name in op.inputs}
     for storage in graph.storages:
         if storage.role is Role.ACTIVATION and storage.name not in made & read_backward:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 from acwb import files
 from acwb.core.graph import Activation, Phase, Role, StepGraph
 from acwb.errors import AcwbError
-from acwb.units import gibibytes, milliseconds
+from acwb.units import format_bytes, format_seconds
 
 NODE_FILE = "profiler_stats_node_stats.csv"
 ACTIVATION_FILE = "profiler_stats_activation_stats.csv"
@@ -62,7 +62,7 @@ class Profile:
     swap_out_seconds: Mapping[str, float]
     swap_in_seconds: Mapping[str, float]
     conditions: Conditions
-    shortcuts: Mapping[str, tuple[float, int]] = dataclasses.field(default_factory=dict)
+    rules: Mapping[str, tuple[float, int]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ops = {op.name for op in self.graph.ops}
@@ -76,9 +76,9 @@ class Profile:
             odd = names ^ getattr(self, field).keys()
             if odd:
                 raise AcwbError(f"The profile's {field} do not fit its graph: {sorted(odd)[0]} is in one of them only.")
-        odd = self.shortcuts.keys() - {op.name for op in self.graph.ops if op.shortcut}
+        odd = self.rules.keys() - {op.name for op in self.graph.ops if op.rule_inputs}
         if odd:
-            raise AcwbError(f"The profile has a shortcut for {sorted(odd)[0]}, but its graph has none.")
+            raise AcwbError(f"The profile has a recompute rule for {sorted(odd)[0]}, but its graph has none.")
 
     @cached_property
     def step_seconds(self) -> float:
@@ -175,28 +175,31 @@ class Profile:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile with its graph as JSON; the file appears whole or not at all."""
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         content = {
-            **own,
-            "fingerprint": self.graph.fingerprint,
             "graph": self.graph.content(),
+            "seconds": self.seconds,
+            "workspace_bytes": self.workspace_bytes,
+            "swap_out_seconds": self.swap_out_seconds,
+            "swap_in_seconds": self.swap_in_seconds,
             "conditions": dataclasses.asdict(self.conditions),
+            "shortcuts": self.rules,
+            "fingerprint": self.graph.fingerprint,
         }
-        files.write(path, "Profile", content)
+        files.write_saved(path, "Profile", content)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], graph: StepGraph | None = None) -> "Profile":
         """Read a profile that `save` wrote; with `core.graph`, refuse one that was taken of another graph."""
-        with files.reading(path, "Profile") as content:
+        with files.open_saved(path, "Profile") as content:
             found = StepGraph.of(content["graph"])
             profile = cls(
-                graph=found,
+                graph=found if graph is None or graph.fingerprint != found.fingerprint else graph,  # which has a name
                 seconds=content["seconds"],
                 workspace_bytes=content["workspace_bytes"],
                 swap_out_seconds=content["swap_out_seconds"],
                 swap_in_seconds=content["swap_in_seconds"],
                 conditions=Conditions(**content["conditions"]),
-                shortcuts={name: (seconds, size) for name, (seconds, size) in content["shortcuts"].items()},
+                rules={name: (seconds, size) for name, (seconds, size) in content["shortcuts"].items()},
             )
             stamp = content["fingerprint"]
         if found.fingerprint != stamp:
@@ -215,15 +218,15 @@ class Profile:
         live, workspace = self.graph.live_bytes[self.peak_rank], self.workspace_bytes[op.name]
         largest = sorted(graph.activations, key=lambda activation: -activation.bytes)[:LARGEST]
         lines = [
-            f"Profile: {environment.model}, {environment.optimizer}, {environment.device}, torch {environment.torch}",
+            f"Profile: {graph.title}, {environment.optimizer}, {environment.device}, torch {environment.torch}",
             *(f"  {text}" for text in environment.batch),
             f"  measured on {self.conditions}",
-            f"  step  {milliseconds(self.step_seconds)}: "
-            + ", ".join(f"{phase} {milliseconds(seconds)}" for phase, seconds in phases.items()),
-            f"  peak  {gibibytes(live + workspace)} in the {op.phase} phase at {op.name}"
+            f"  step  {format_seconds(self.step_seconds)}: "
+            + ", ".join(f"{phase} {format_seconds(seconds)}" for phase, seconds in phases.items()),
+            f"  peak  {format_bytes(live + workspace)} in the {op.phase} phase at {op.name}"
             + (f" ({op.module})" if op.module else ""),
-            *(f"    {role:<16}{gibibytes(size):>14}" for size, role in self._at_peak() if size),
-            f"    {'workspace':<16}{gibibytes(workspace):>14}",
+            *(f"    {role:<16}{format_bytes(size):>14}" for size, role in self._at_peak() if size),
+            f"    {'workspace':<16}{format_bytes(workspace):>14}",
             f"  the {len(largest)} largest of {len(graph.activations):,} activations",
             *(self._line(activation) for activation in largest),
         ]
@@ -239,12 +242,12 @@ class Profile:
 
     def _line(self, activation: Activation) -> str:
         return (
-            f"    {activation.name:<32.32}{gibibytes(activation.bytes):>12}  "
-            f"made again in {milliseconds(self.recompute_seconds(activation)):>10}, "
-            f"unused for {milliseconds(self.inactive_seconds(activation)):>12}  {activation.module}"
+            f"    {activation.name:<32.32}{format_bytes(activation.bytes):>12}  "
+            f"made again in {format_seconds(self.recompute_seconds(activation)):>10}, "
+            f"unused for {format_seconds(self.inactive_seconds(activation)):>12}  {activation.module}"
         )
 
 
 def _described(graph: StepGraph) -> str:
     environment = graph.environment
-    return ", ".join((environment.model, environment.optimizer, *environment.batch))
+    return ", ".join((graph.title, environment.optimizer, *environment.batch))

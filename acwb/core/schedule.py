@@ -13,17 +13,17 @@ from weakref import WeakKeyDictionary
 import numpy
 
 from acwb.core.graph import Op, Phase, StepGraph
-from acwb.core.graph_arrays import Numbers, arrays_of
+from acwb.core.graph_arrays import GraphArrays, arrays_of
 from acwb.errors import AcwbError
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run an op; copy 0 is the op itself, higher ones recompute it: `short` ones by its shortcut, its first output."""
+    """Run an op. Copy 0 is the original, a higher one a recomputation; `by_rule`, only of its first output."""
 
     op: str
     copy: int = 0
-    short: bool = False
+    by_rule: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class Schedule:
 
     def replayed(self, graph: StepGraph) -> tuple[str, ...]:
         """The random ops that run again with the numbers of their first run, for which a random state is kept."""
-        again = dict.fromkeys(run.op for run in self.entries if isinstance(run, Run) and run.copy and not run.short)
-        return tuple(name for name in again if graph.ops[graph.rank[name]].random)
+        again = dict.fromkeys(run.op for run in self.entries if isinstance(run, Run) and run.copy and not run.by_rule)
+        return tuple(name for name in again if graph.op(name).random)
 
     def __repr__(self) -> str:
         runs = [entry for entry in self.entries if isinstance(entry, Run)]
@@ -75,7 +75,7 @@ class Schedule:
         return f"Schedule({len(runs):,} runs, {again:,} of them recomputations, {swaps:,} swaps)"
 
 
-class _Firsts:
+class _FirstEntries:
     """The entries of a graph that almost every schedule has: the first run of each op, the free of each first copy."""
 
     def __init__(self, graph: StepGraph) -> None:
@@ -83,16 +83,16 @@ class _Firsts:
         self.frees = [Free(storage.name) for storage in graph.storages]
 
 
-_FIRSTS: WeakKeyDictionary[Numbers, _Firsts] = WeakKeyDictionary()
+_FIRST_ENTRIES: WeakKeyDictionary[GraphArrays, _FirstEntries] = WeakKeyDictionary()
 
 
-def _firsts(graph: StepGraph) -> _Firsts:
-    if arrays_of(graph) not in _FIRSTS:
-        _FIRSTS[arrays_of(graph)] = _Firsts(graph)
-    return _FIRSTS[arrays_of(graph)]
+def _first_entries(graph: StepGraph) -> _FirstEntries:
+    if arrays_of(graph) not in _FIRST_ENTRIES:
+        _FIRST_ENTRIES[arrays_of(graph)] = _FirstEntries(graph)
+    return _FIRST_ENTRIES[arrays_of(graph)]
 
 
-class Listing:
+class ScheduleBuilder:
     """Lists what runs, in order; a view is taken again before it is read, if its base was made again since."""
 
     def __init__(self, graph: StepGraph) -> None:
@@ -100,7 +100,7 @@ class Listing:
         self._graph = graph
         self._through = arrays_of(graph).through
         self._readers = arrays_of(graph).readers
-        self._firsts = _firsts(graph).runs
+        self._firsts = _first_entries(graph).runs
         self._next = 0  # the next op that has not run yet
         self._copies: dict[int, int] = {}  # of each op that ran again
         self._made: dict[str, int] = {}  # where each storage that was made again was made last
@@ -122,12 +122,12 @@ class Listing:
             self.runs += self._firsts[self._next : end]
             self._next = end
 
-    def run_again(self, rank: int, short: bool = False) -> None:
-        """Run op number `rank` again, by its shortcut if it is to be `short`."""
-        self._renew(self._through[rank + short * len(self._graph.ops)])
-        for name in made_by(self._graph.ops[rank], short):
+    def recompute(self, rank: int, by_rule: bool = False) -> None:
+        """Run op number `rank` again, by its recompute rule if it is to be `by_rule`."""
+        self._renew(self._through[rank + by_rule * len(self._graph.ops)])
+        for name in made_by(self._graph.ops[rank], by_rule):
             self._made[name] = len(self.runs)
-        self._append(rank, short)
+        self._append(rank, by_rule)
 
     def _renew(self, views: Sequence[int]) -> None:
         """Take views again that are of older copies."""
@@ -136,26 +136,26 @@ class Listing:
             if any(self._made.get(name, -1) > taken for name in self._graph.ops[view].inputs):
                 self._append(view, False)
 
-    def _append(self, rank: int, short: bool) -> None:
+    def _append(self, rank: int, by_rule: bool) -> None:
         self._copies[rank] = self._copies.get(rank, 0) + 1
         if self._graph.ops[rank].view:
             self._taken[rank] = len(self.runs)
-        self.runs.append(Run(self._graph.ops[rank].name, self._copies[rank], short))
+        self.runs.append(Run(self._graph.ops[rank].name, self._copies[rank], by_rule))
 
-    def was_made_again(self, name: str) -> bool:
+    def was_recomputed(self, name: str) -> bool:
         """Whether there is a newer copy of a storage than the first."""
         return name in self._made
 
 
-def made_by(op: Op, short: bool = False) -> tuple[str, ...]:
+def made_by(op: Op, by_rule: bool = False) -> tuple[str, ...]:
     """The storages that a run of `op` makes."""
-    return op.outputs[:1] if short else op.outputs
+    return op.outputs[:1] if by_rule else op.outputs
 
 
-def freeing(graph: StepGraph, runs: Sequence[Run]) -> Schedule:
+def with_frees(graph: StepGraph, runs: Sequence[Run]) -> Schedule:
     """The schedule that does `runs` and frees every storage right after its last use."""
     numbers, count, end = arrays_of(graph), len(graph.ops), len(runs)
-    ops = numpy.array([graph.rank[run.op] + count * run.short for run in runs], dtype=numpy.int64)
+    ops = numpy.array([graph.rank[run.op] + count * run.by_rule for run in runs], dtype=numpy.int64)
     made_at, made = numbers.makes.of(ops)
     used_at, used = numbers.uses.of(ops)
     used_at, used = used_at[numbers.made[used]], used[numbers.made[used]]
@@ -168,7 +168,7 @@ def freeing(graph: StepGraph, runs: Sequence[Run]) -> Schedule:
     freed_after = numpy.empty_like(last)
     freed_after[order] = last
     freed = numpy.argsort(freed_after, kind="stable")  # those of the same place in the order in which they were made
-    firsts = _firsts(graph).frees
+    firsts = _first_entries(graph).frees
     frees = [
         Free(firsts[storage].storage, copy) if (copy := runs[at].copy) else firsts[storage]
         for storage, at in zip(made[freed].tolist(), made_at[freed].tolist(), strict=True)
@@ -193,24 +193,24 @@ def just_in_time(graph: StepGraph, discard: Collection[str] = ()) -> Schedule:
     unknown = dropped - {activation.name for activation in graph.activations}
     if unknown:
         raise AcwbError(f"{', '.join(sorted(unknown))} cannot be discarded: not an activation of this graph.")
-    listing = Listing(graph)
+    listing = ScheduleBuilder(graph)
     for rank, op in enumerate(graph.ops):
         if dropped and op.phase is Phase.BACKWARD and (chain := _missing(graph, op, dropped, listing)):
             listing.run_until(rank)
             for source in chain:
-                listing.run_again(source)
+                listing.recompute(source)
     listing.run_until(len(graph.ops))
-    return freeing(graph, listing.runs)
+    return with_frees(graph, listing.runs)
 
 
-def _missing(graph: StepGraph, op: Op, dropped: frozenset[str], listing: Listing) -> list[int]:
+def _missing(graph: StepGraph, op: Op, dropped: frozenset[str], listing: ScheduleBuilder) -> list[int]:
     """The forward ops that make again what `op` reads and is not there, in order."""
     found: set[int] = set()
     waiting = [op]
     while waiting:
         for name in waiting.pop().inputs:
             if name not in graph.maker or (
-                name in graph.surviving and (name not in dropped or listing.was_made_again(name))
+                name in graph.surviving and (name not in dropped or listing.was_recomputed(name))
             ):
                 continue
             source = graph.rank[graph.maker[name]]

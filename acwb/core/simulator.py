@@ -15,7 +15,7 @@ from acwb.core.graph_arrays import Array, arrays_of
 from acwb.core.profile import Profile
 from acwb.core.schedule import Entry, Run, Schedule, SwapIn, SwapOut
 from acwb.errors import AcwbError
-from acwb.units import gibibytes
+from acwb.units import format_bytes
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,9 +54,9 @@ class Timeline:
         at = self.peak_entry.op if isinstance(self.peak_entry, Run) else self.peak_entry
         parts = sorted(((sizes[self.peak_step], role) for role, sizes in self.by_role.items()), reverse=True)
         lines = [
-            f"Timeline: {self.seconds * 1e3:,.1f} ms, peak {gibibytes(self.peak_bytes)} at {at} "
-            f"(tensors {gibibytes(self.tensor_peak_bytes)})",
-            *(f"  {role:<16}{gibibytes(size):>14}" for size, role in parts if size),
+            f"Timeline: {self.seconds * 1e3:,.1f} ms, peak {format_bytes(self.peak_bytes)} at {at} "
+            f"(tensors {format_bytes(self.tensor_peak_bytes)})",
+            *(f"  {role:<16}{format_bytes(size):>14}" for size, role in parts if size),
         ]
         return "\n".join(lines)
 
@@ -92,7 +92,7 @@ class _Simulation:
         is_run = numpy.array([type(entry) is Run for entry in schedule.entries], dtype=bool)
         self.swaps_in = [at for at, move in enumerate(self.moves) if isinstance(move, SwapIn)]
         self.run_at, self.move_at = numpy.flatnonzero(is_run) + 1, numpy.flatnonzero(~is_run) + 1
-        self.ops = _array([graph.rank.get(run.op, UNKNOWN) + len(graph.ops) * run.short for run in self.runs])
+        self.ops = _array([graph.rank.get(run.op, UNKNOWN) + len(graph.ops) * run.by_rule for run in self.runs])
         self.moved = _array([numbers.number.get(move.storage, UNKNOWN) for move in self.moves])
         if self.ops.min(initial=0) < 0:
             raise AcwbError(f"The schedule runs {self.runs[self.ops.argmin()].op}, which is not an op of this graph.")
@@ -136,9 +136,9 @@ class _Simulation:
     def _runs_that_may_not_be(self) -> Iterator[Offence]:
         for position in numpy.flatnonzero((self.copies > 0) | (self.ops >= len(self.graph.ops))).tolist():
             at, run = int(self.run_at[position]), self.runs[position]
-            if run.short and (run.op not in self.profile.shortcuts or not run.copy):
-                yield at, f"The schedule runs {run.op} by a shortcut, which the profile does not have for it."
-            elif run.copy and (written := self.graph.ops[self.graph.rank[run.op]].mutates):
+            if run.by_rule and (run.op not in self.profile.rules or not run.copy):
+                yield at, f"The schedule runs {run.op} by a recompute rule, which the profile does not have for it."
+            elif run.copy and (written := self.graph.op(run.op).mutates):
                 yield at, f"The schedule runs {run.op} again, which writes into {', '.join(written)}."
 
     def _runs_before_what_they_need(self) -> Iterator[Offence]:
@@ -234,10 +234,10 @@ class _Simulation:
         changes[list(Role).index(Role.OTHER), 0] += states * state_bytes
         by_role = changes.cumsum(axis=1)[:, 1:]
         tensors = by_role.sum(axis=0)
-        seconds, workspace, shortcuts = self.profile.seconds, self.profile.workspace_bytes, self.profile.shortcuts
+        seconds, workspace, shortcuts = self.profile.seconds, self.profile.workspace_bytes, self.profile.rules
         total = tensors + (state_bytes if states else 0)
         total[self.run_at - 1] += _array(
-            [shortcuts[run.op][1] if run.short else workspace[run.op] for run in self.runs]
+            [shortcuts[run.op][1] if run.by_rule else workspace[run.op] for run in self.runs]
         )
         peak_step = int(total.argmax())
         stalls = sum(move.stall for move in self.moves if isinstance(move, SwapIn)) if self.swaps_in else 0.0
@@ -245,7 +245,7 @@ class _Simulation:
             tensor_bytes=tuple(tensors.tolist()),
             total_bytes=tuple(total.tolist()),
             by_role={role: tuple(row.tolist()) for role, row in zip(Role, by_role, strict=True)},
-            seconds=sum([shortcuts[run.op][0] if run.short else seconds[run.op] for run in self.runs]) + stalls,
+            seconds=sum([shortcuts[run.op][0] if run.by_rule else seconds[run.op] for run in self.runs]) + stalls,
             peak_step=peak_step,
             peak_entry=self.schedule.entries[peak_step],
             alive_at_peak=self._alive_at(peak_step),

@@ -1,7 +1,7 @@
 """Ways to run a training step, each behind one function with one signature: a subject in, its step out.
 
 Plain PyTorch, the captured step, ours with a plan, and what people use instead of one. All are measured by the same
-code. A contender may wrap the subject's model: give it a `twin` where the model is needed as it was.
+code. A method may wrap the subject's model: give it a `twin` where the model is needed as it was.
 """
 
 import math
@@ -25,11 +25,11 @@ from acwb.errors import AcwbError
 from acwb.execution.block_checkpoint import blocks_of
 from acwb.execution.rewriter import PlannedStep, rewrite
 from acwb.planning.plan import Plan
-from acwb.subject import Contender, Step, Subject
+from acwb.subject import Step, StepBuilder, Subject
 
 AOT, INDUCTOR = "aot_eager_decomp_partition", "inductor"
 
-# What the policy of the op-by-op contender keeps. The overload has to be named: `aten.mm` alone would match nothing.
+# What the policy of the op-by-op method keeps. The overload has to be named: `aten.mm` alone would match nothing.
 _ATEN = torch.ops.aten
 HEAVY = {
     *(_ATEN.convolution.default, _ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default),
@@ -139,8 +139,8 @@ def traced(subject: Subject) -> TracedStep:
     return trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
 
 
-def behind(step: TracedStep) -> tuple[Subject, Contender]:
-    """What a step was captured from, and the contender that makes such a step of it."""
+def behind(step: TracedStep) -> tuple[Subject, StepBuilder]:
+    """What a step was captured from, and the method that makes such a step of it."""
     if step.loss_fn is None:
         raise AcwbError("This step's loss is computed outside of it: use one that acwb.trace gave.")
     batch = step.batch.with_tensors(step.batch.tensors)

@@ -20,15 +20,15 @@ from acwb.evaluation.memory_cap import train_within
 from acwb.planning.frontier import Frontier, explore, frontier
 from acwb.planning.plan import Plan
 from acwb.profiling.profiler import profile
-from acwb.profiling.workspace_probe import workspaces
+from acwb.profiling.workspace_probe import probe_workspaces
 from acwb.subject import Subject
-from acwb.units import budget_bytes, gibibytes
+from acwb.units import format_bytes, parse_bytes
 
 MakeSubject = Callable[[int], Subject]
-SMALL = (2, 4)
-FARTHEST = 100  # times what is known to fit: how far one guess goes
+PROFILED_BATCHES = (2, 4)
+MAX_STEP_FACTOR = 100  # times what is known to fit: how far one guess goes
 RESERVE = 0.005  # of the memory, for what a process holds beside torch's allocator
-STRIDE = 50  # a batch that did not fit is followed by one that is smaller by this part
+RETRY_FRACTION = 50  # a batch that did not fit is followed by one that is smaller by this part
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,14 +55,17 @@ class LargestBatch:
         how = "confirmed under a hard cap" if self.confirmed else "predicted"
         factor = f", {self.planned / self.eager:.1f}×" if self.eager else ""
         return (
-            f"LargestBatch: {self.subject} in {gibibytes(self.memory_bytes)}: {self.eager:,} in plain PyTorch, "
+            f"LargestBatch: {self.subject} in {format_bytes(self.memory_bytes)}: {self.eager:,} in plain PyTorch, "
             f"{self.planned:,} with a plan{factor} ({how}); the plan takes {self.plan.overhead:+.1%} time, found in "
             f"{self.search_seconds:.0f} s"
         )
 
 
 def largest_batch(
-    make_subject: MakeSubject, memory: int | float | str, small: tuple[int, int] = SMALL, confirm: bool = True
+    make_subject: MakeSubject,
+    memory: int | float | str,
+    small: tuple[int, int] = PROFILED_BATCHES,
+    confirm: bool = True,
 ) -> LargestBatch:
     """The largest batch that trains in `memory`, with and without a plan.
 
@@ -75,21 +78,21 @@ def largest_batch(
     Example:
         >>> acwb.largest_batch(acwb.models.resnet152, "1.5GiB")
     """
-    size = budget_bytes(memory, 0)
+    size = parse_bytes(memory, 0)
     start = time.perf_counter()
     progress = partial(tqdm, desc="searching", leave=False)
-    profiles = [_profiled(make_subject, batch) for batch in progress(small)]
-    scale = Scale(small[0], profiles[0], small[1], profiles[1])
+    profiles = [_profile_batch(make_subject, batch) for batch in progress(small)]
+    scale = BatchExtrapolation(small[0], profiles[0], small[1], profiles[1])
     usable = int(size * (1 - RESERVE))
     plain = largest_within(lambda batch: scale.at(batch).peak_bytes, usable, *small)
     found = largest_within(partial(_floor, scale), usable, *small)
     if found == 0:
         raise frontier(scale.at(1)).infeasible(size)
-    found, plan = _exact(make_subject, scale, found, usable)
+    found, plan = _search_exact(make_subject, scale, found, usable)
     seconds = time.perf_counter() - start
     if confirm:
-        plain = _confirmed_eager(make_subject, plain, size)
-        found, plan = _confirmed(make_subject, scale, found, plan, size, usable)
+        plain = _confirm_eager(make_subject, plain, size)
+        found, plan = _confirm(make_subject, scale, found, plan, size, usable)
     return LargestBatch(make_subject(1).name, size, plain, found, plan, confirm, seconds)
 
 
@@ -106,12 +109,12 @@ def largest_within(peak_at: Callable[[int], int], memory: int, low: int, high: i
         guess = one + int((memory - known[one]) / slope) if slope > 0 else 2 * fitting
         if over is not None and len(known) % 3 == 0:  # where the peak is no line, halving gets there all the same
             guess = (fitting + over) // 2
-        guess = max(fitting + 1, min(guess, over - 1 if over is not None else FARTHEST * fitting))
+        guess = max(fitting + 1, min(guess, over - 1 if over is not None else MAX_STEP_FACTOR * fitting))
         known[guess] = peak_at(guess)
 
 
 @dataclass(frozen=True)
-class Scale:
+class BatchExtrapolation:
     """The profile of any batch size, from those of two: every size and every time lies on a line."""
 
     small: int
@@ -154,10 +157,10 @@ class Scale:
             one.conditions,
             {
                 name: (
-                    self._positive(one.shortcuts[name][0], two.shortcuts[name][0], batch),
-                    self._whole(one.shortcuts[name][1], two.shortcuts[name][1], batch),
+                    self._positive(one.rules[name][0], two.rules[name][0], batch),
+                    self._whole(one.rules[name][1], two.rules[name][1], batch),
                 )
-                for name in one.shortcuts.keys() & two.shortcuts.keys()
+                for name in one.rules.keys() & two.rules.keys()
             },
         )
 
@@ -176,7 +179,7 @@ class Scale:
         return max(line, left * 0.5 * batch / self.small if batch > self.small else left * 0.5)
 
 
-def _exact(make_subject: MakeSubject, scale: Scale, batch: int, usable: int) -> tuple[int, Plan]:
+def _search_exact(make_subject: MakeSubject, scale: BatchExtrapolation, batch: int, usable: int) -> tuple[int, Plan]:
     """The largest batch that has a plan once its step is captured and its kernels are asked for their workspaces.
 
     What is learned at one batch corrects the guess for the next one, until there is none left between a batch that has
@@ -185,7 +188,7 @@ def _exact(make_subject: MakeSubject, scale: Scale, batch: int, usable: int) -> 
     best: tuple[int, Plan] | None = None
     over = None
     while True:
-        trade_off: Frontier = frontier(_captured(make_subject, scale, batch))
+        trade_off: Frontier = frontier(_capture_profile(make_subject, scale, batch))
         if trade_off.floor_bytes <= usable:
             best = batch, trade_off.at(usable)
         elif batch == 1:
@@ -193,7 +196,7 @@ def _exact(make_subject: MakeSubject, scale: Scale, batch: int, usable: int) -> 
         else:
             over = batch
         if batch > scale.small:
-            scale = Scale(scale.small, scale.small_profile, batch, trade_off.profile)
+            scale = BatchExtrapolation(scale.small, scale.small_profile, batch, trade_off.profile)
         fitting = best[0] if best else 0
         batch = largest_within(partial(_floor, scale), usable, scale.small, scale.large)
         batch = max(1, min(batch, over - 1 if over is not None else batch))
@@ -201,20 +204,20 @@ def _exact(make_subject: MakeSubject, scale: Scale, batch: int, usable: int) -> 
             return best
 
 
-def _captured(make_subject: MakeSubject, scale: Scale, batch: int) -> Profile:
+def _capture_profile(make_subject: MakeSubject, scale: BatchExtrapolation, batch: int) -> Profile:
     """The profile of a batch that is not run: sizes as captured, workspaces of its very kernels, times of the scale."""
     step = traced(make_subject(batch))
     scaled = scale.at(batch, step.graph)
-    own, short = workspaces(step)
+    own, short = probe_workspaces(step)
     return replace(
         scaled,
         workspace_bytes={**scaled.workspace_bytes, **own},
-        shortcuts={name: (seconds, short.get(name, size)) for name, (seconds, size) in scaled.shortcuts.items()},
+        rules={name: (seconds, short.get(name, size)) for name, (seconds, size) in scaled.rules.items()},
     )
 
 
-def _confirmed(
-    make_subject: MakeSubject, scale: Scale, batch: int, plan: Plan, size: int, usable: int
+def _confirm(
+    make_subject: MakeSubject, scale: BatchExtrapolation, batch: int, plan: Plan, size: int, usable: int
 ) -> tuple[int, Plan]:
     """The batch and its plan, once it was trained within `size`; where it did not fit, a smaller one."""
     while True:
@@ -223,21 +226,21 @@ def _confirmed(
         except DoesNotFitError:
             if batch == 1:
                 raise
-            batch -= max(1, batch // STRIDE)
-            plan = frontier(_captured(make_subject, scale, batch)).at(usable)
+            batch -= max(1, batch // RETRY_FRACTION)
+            plan = frontier(_capture_profile(make_subject, scale, batch)).at(usable)
         else:
             return batch, plan
 
 
-def _profiled(make_subject: MakeSubject, batch: int) -> Profile:
+def _profile_batch(make_subject: MakeSubject, batch: int) -> Profile:
     return profile(traced(make_subject(batch)), repeats=1)
 
 
-def _floor(scale: Scale, batch: int) -> int:
+def _floor(scale: BatchExtrapolation, batch: int) -> int:
     return explore(scale.at(batch), starts=0).floor_bytes
 
 
-def _confirmed_eager(make_subject: MakeSubject, batch: int, size: int) -> int:
+def _confirm_eager(make_subject: MakeSubject, batch: int, size: int) -> int:
     """The largest batch that plain PyTorch trains within `size`, beginning with a guess."""
     outcomes = {0: True}
     candidate = max(1, batch)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 from acwb import files
 from acwb.errors import AcwbError, DoesNotFitError, InfeasibleBudgetError
 from acwb.evaluation.baselines import eager, planned, traced
-from acwb.evaluation.fresh_process import launch
+from acwb.evaluation.fresh_process import run_in_fresh_process
 from acwb.evaluation.measurement import ROUNDS, seconds_of
 from acwb.evaluation.memory import Peaks, peaks_of_each
 from acwb.evaluation.memory_cap import train_within
@@ -30,48 +30,50 @@ from acwb.planning.heuristics import keep_all
 from acwb.planning.plan import Plan
 from acwb.profiling.devices import available_bytes
 from acwb.profiling.profiler import profile
-from acwb.subject import Contender, Subject
-from acwb.units import budget_bytes, gibibytes, milliseconds
+from acwb.subject import StepBuilder, Subject
+from acwb.units import format_bytes, format_seconds, parse_bytes
 
 MakeSubject = Callable[[int], Subject]
 KIND = "Sweep"
 
 
 @dataclass(frozen=True)
-class Side:
+class BatchResult:
     """A batch size with or without a plan.
 
     Attributes:
         problem: why it was not run: it does not fit, or no plan fits the budget. "" where it was run.
-        predicted_tensors: the predicted peak of live tensors; None where there is no plan.
+        predicted_tensor_bytes: the predicted peak of live tensors; None where there is no plan.
         predicted_bytes: the predicted peak, workspaces included.
         peaks: as measured; None where it was not run.
         seconds: of a step, round by round; empty where it was not run.
     """
 
     problem: str
-    predicted_tensors: int | None
+    predicted_tensor_bytes: int | None
     predicted_bytes: int | None
     peaks: Peaks | None = None
     seconds: tuple[float, ...] = ()
 
     @classmethod
-    def read(cls, content: dict[str, Any]) -> "Side":
+    def read(cls, content: dict[str, Any]) -> "BatchResult":
         """From what a file holds."""
-        peaks = Peaks(**content["peaks"]) if content["peaks"] else None
-        return cls(**{**content, "peaks": peaks, "seconds": tuple(content["seconds"])})
+        peaks = Peaks.of(content["peaks"]) if content["peaks"] else None
+        older = {"predicted_tensors": "predicted_tensor_bytes"}
+        known = {older.get(name, name): value for name, value in content.items()}
+        return cls(**{**known, "peaks": peaks, "seconds": tuple(content["seconds"])})
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One batch size of a sweep."""
 
     batch_size: int
     fingerprint: str
     budget_bytes: int
     predicted_overhead: float | None
-    plain: Side
-    planned: Side
+    plain: BatchResult
+    planned: BatchResult
 
     @property
     def time(self) -> Ratio | None:
@@ -90,12 +92,12 @@ class Point:
         """The part of the process's peak that the plan saves; None where one of them was not run."""
         if self.plain.peaks is None or self.planned.peaks is None:
             return None
-        return 1 - self.planned.peaks.process / self.plain.peaks.process
+        return 1 - self.planned.peaks.process_bytes / self.plain.peaks.process_bytes
 
     @classmethod
-    def read(cls, content: dict[str, Any]) -> "Point":
+    def read(cls, content: dict[str, Any]) -> "SweepPoint":
         """From what a file holds."""
-        sides = {side: Side.read(content[side]) for side in ("plain", "planned")}
+        sides = {side: BatchResult.read(content[side]) for side in ("plain", "planned")}
         return cls(**{**content, **sides})
 
 
@@ -111,7 +113,7 @@ class Sweep:
 
     subject: str
     settings: dict[str, Any]
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
 
     @property
     def frame(self) -> "pandas.DataFrame":
@@ -122,35 +124,35 @@ class Sweep:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a JSON file."""
-        files.write(path, KIND, asdict(self))
+        files.write_saved(path, KIND, asdict(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Sweep":
         """Read back what `save` wrote."""
-        with files.reading(path, KIND) as content:
-            points = tuple(Point.read(point) for point in content["points"])
+        with files.open_saved(path, KIND) as content:
+            points = tuple(SweepPoint.read(point) for point in content["points"])
             return cls(content["subject"], content["settings"], points)
 
     def __repr__(self) -> str:
         lines = [
-            f"Sweep: {self.subject}, {_told(self.settings)}",
+            f"Sweep: {self.subject}, {_describe_settings(self.settings)}",
             f"  {'batch':>6}{'process peak':>14}{'with a plan':>14}{'':>8}{'step':>14}{'with a plan':>14}   time",
         ]
         return "\n".join([*lines, *(_line(point) for point in self.points)])
 
 
-def _told(settings: dict[str, Any]) -> str:
+def _describe_settings(settings: dict[str, Any]) -> str:
     if settings["reduction"] is not None:
         wanted = f"peak above static reduced by {settings['reduction']:.0%}"
     else:
         wanted = f"budget {settings['budget']}"
-    return wanted + (f", within {gibibytes(settings['memory_bytes'])}" if settings["memory_bytes"] else "")
+    return wanted + (f", within {format_bytes(settings['memory_bytes'])}" if settings["memory_bytes"] else "")
 
 
-def _line(point: Point) -> str:
+def _line(point: SweepPoint) -> str:
     sides = point.plain, point.planned
-    peaks = [gibibytes(side.peaks.process) if side.peaks else "does not fit" for side in sides]
-    times = [milliseconds(statistics.median(side.seconds)) if side.seconds else "–" for side in sides]
+    peaks = [format_bytes(side.peaks.process_bytes) if side.peaks else "does not fit" for side in sides]
+    times = [format_seconds(statistics.median(side.seconds)) if side.seconds else "–" for side in sides]
     saved = f"{-point.saved:+.1%}" if point.saved is not None else ""
     time = f"{point.time}, within noise" if point.time and point.time.is_noise else str(point.time or "")
     predicted = f" (predicted ×{1 + point.predicted_overhead:.3f})" if point.predicted_overhead is not None else ""
@@ -160,14 +162,14 @@ def _line(point: Point) -> str:
     )
 
 
-def _row(point: Point) -> dict[str, Any]:
+def _row(point: SweepPoint) -> dict[str, Any]:
     row: dict[str, Any] = {"batch_size": point.batch_size, "budget_bytes": point.budget_bytes}
     for name, side in (("plain", point.plain), ("planned", point.planned)):
         row[f"{name}_problem"] = side.problem
-        row[f"{name}_predicted_tensor_bytes"] = side.predicted_tensors
+        row[f"{name}_predicted_tensor_bytes"] = side.predicted_tensor_bytes
         row[f"{name}_predicted_bytes"] = side.predicted_bytes
-        for meter in ("tensors", "allocator", "process"):
-            row[f"{name}_{meter}_bytes"] = getattr(side.peaks, meter, None)
+        for meter in ("tensor_bytes", "allocator_bytes", "process_bytes"):
+            row[f"{name}_{meter}"] = getattr(side.peaks, meter, None)
         row[f"{name}_seconds"] = statistics.median(side.seconds) if side.seconds else None
     time = point.time
     row |= {"predicted_overhead": point.predicted_overhead, "saved": point.saved, "at_floor": point.at_floor}
@@ -204,11 +206,11 @@ def sweep(
         >>> acwb.sweep(acwb.models.resnet152, [4, 8, 16], reduction=0.5, path="results/sweep.json")
     """
     sizes = list(batch_sizes)
-    settings = {**_checked(sizes, budget, reduction, memory, rounds, repeats), "or_floor": or_floor}
+    settings = {**_check_settings(sizes, budget, reduction, memory, rounds, repeats), "or_floor": or_floor}
     name = subject(sizes[0]).name
     if path is not None:
         files.make_folder(Path(path).parent)  # before hours of measuring, not after them
-    done = {point.batch_size: point for point in _known(path, name, settings)}
+    done = {point.batch_size: point for point in _saved_points(path, name, settings)}
     for size in tqdm(sizes, desc=f"sweep of {name}"):
         if size not in done or done[size].fingerprint != traced(subject(size)).graph.fingerprint:
             done[size] = _point(subject, size, settings)
@@ -219,7 +221,7 @@ def sweep(
     return Sweep(name, settings, tuple(done[size] for size in sizes))
 
 
-def _checked(
+def _check_settings(
     sizes: list[int],
     budget: int | float | str | None,
     reduction: float | None,
@@ -237,18 +239,18 @@ def _checked(
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise AcwbError(f"{name} is {count!r}: give a whole number of at least 1.")
     if budget is not None:
-        budget_bytes(budget, 1 << 60)  # refused here if it cannot be read
+        parse_bytes(budget, 1 << 60)  # refused here if it cannot be read
     return {
         "budget": budget,
         "reduction": reduction,
-        "memory_bytes": budget_bytes(memory, 0) if memory is not None else None,
+        "memory_bytes": parse_bytes(memory, 0) if memory is not None else None,
         "rounds": rounds,
         "repeats": repeats,
         "torch": torch.__version__,
     }
 
 
-def _known(path: str | os.PathLike[str] | None, name: str, settings: dict[str, Any]) -> Iterator[Point]:
+def _saved_points(path: str | os.PathLike[str] | None, name: str, settings: dict[str, Any]) -> Iterator[SweepPoint]:
     """What a file holds of the same sweep."""
     if path is None or not Path(path).exists():
         return
@@ -261,21 +263,21 @@ def _known(path: str | os.PathLike[str] | None, name: str, settings: dict[str, A
     yield from earlier.points
 
 
-def _point(make_subject: MakeSubject, batch_size: int, settings: dict[str, Any]) -> Point:
+def _point(make_subject: MakeSubject, batch_size: int, settings: dict[str, Any]) -> SweepPoint:
     make = partial(make_subject, batch_size)
-    unplanned, plan, problem = launch(_plans, make, settings)
-    contenders: dict[str, Contender] = {"plain": eager}
-    sides = {"plain": _tried(make, eager, unplanned, settings), "planned": Side(problem, None, None)}
+    unplanned, plan, problem = run_in_fresh_process(_plans, make, settings)
+    methods: dict[str, StepBuilder] = {"plain": eager}
+    sides = {"plain": _try_to_fit(make, eager, unplanned, settings), "planned": BatchResult(problem, None, None)}
     if plan is not None:
-        contenders["planned"] = partial(planned, plan=plan)
-        sides["planned"] = _tried(make, contenders["planned"], plan, settings)
-    running = {name: contenders[name] for name, side in sides.items() if not side.problem}
+        methods["planned"] = partial(planned, plan=plan)
+        sides["planned"] = _try_to_fit(make, methods["planned"], plan, settings)
+    running = {name: methods[name] for name, side in sides.items() if not side.problem}
     if running:
         needed = {name: sides[name].predicted_bytes or 0 for name in running}
         seconds = seconds_of(make, running, settings["rounds"])
         peaks = peaks_of_each(make, running, needed, torch.device("cpu"))
         sides |= {name: replace(sides[name], peaks=peaks[name], seconds=tuple(seconds[name])) for name in running}
-    return Point(
+    return SweepPoint(
         batch_size,
         unplanned.profile.graph.fingerprint,
         _budget(unplanned, settings),
@@ -298,20 +300,22 @@ def _plans(make: Callable[[], Subject], settings: dict[str, Any]) -> tuple[Plan,
 
 def _budget(unplanned: Plan, settings: dict[str, Any]) -> int:
     if settings["reduction"] is None:
-        return budget_bytes(settings["budget"], unplanned.profile.peak_bytes)
+        return parse_bytes(settings["budget"], unplanned.profile.peak_bytes)
     return unplanned.profile.budget(settings["reduction"])
 
 
-def _tried(make: Callable[[], Subject], contender: Contender, plan: Plan, settings: dict[str, Any]) -> Side:
+def _try_to_fit(make: Callable[[], Subject], method: StepBuilder, plan: Plan, settings: dict[str, Any]) -> BatchResult:
     """Whether a side can be run at all: under the cap, or else in what this machine has."""
-    side = Side("", plan.timeline.tensor_peak_bytes, plan.timeline.peak_bytes)
+    side = BatchResult("", plan.timeline.tensor_peak_bytes, plan.timeline.peak_bytes)
     memory = settings["memory_bytes"]
     if memory is None:
         needs, has = plan.timeline.peak_bytes, available_bytes(torch.device("cpu"))
-        problem = f"It needs {gibibytes(needs)}, and this machine has {gibibytes(has)} left." if needs > has else ""
+        problem = (
+            f"It needs {format_bytes(needs)}, and this machine has {format_bytes(has)} left." if needs > has else ""
+        )
         return replace(side, problem=problem)
     try:
-        train_within(make, contender, memory)
+        train_within(make, method, memory)
     except DoesNotFitError as error:
         return replace(side, problem=str(error))
     return side

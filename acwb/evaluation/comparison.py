@@ -1,6 +1,6 @@
-"""The side-by-side with what people use: every contender on one subject, measured by the same code, `make bench`.
+"""The side-by-side with what people use: every method on one subject, measured by the same code, `make bench`.
 
-In one fresh process, each contender is first compared with plain PyTorch (what it gets wrong stands beside its
+In one fresh process, each method is first compared with plain PyTorch (what it gets wrong stands beside its
 figures), then its peak is read from torch's allocator, then all take turns for the time. For the peak of each one there
 is a plan of ours that needs no more.
 """
@@ -35,15 +35,15 @@ from acwb.execution.rewriter import rewrite
 from acwb.planning.frontier import Frontier, frontier
 from acwb.planning.plan import Plan
 from acwb.profiling.profiler import profile
-from acwb.subject import Contender, Step, Subject
-from acwb.units import gibibytes
+from acwb.subject import Step, StepBuilder, Subject
+from acwb.units import format_bytes
 
 ROUNDS = 11
 EAGER = "eager"
 KIND = "Contest"
-NEAR = 0.02  # plans whose overheads differ by less than this are one: the smaller one stands for both
+SAME_OVERHEAD = 0.02  # plans whose overheads differ by less than this are one: the smaller one stands for both
 
-ALTERNATIVES: Mapping[str, Contender] = {
+ALTERNATIVES: Mapping[str, StepBuilder] = {
     "captured, no plan": captured,
     "per block": per_block,
     "every second block": partial(per_block, every=2),
@@ -51,14 +51,14 @@ ALTERNATIVES: Mapping[str, Contender] = {
     "op policy": op_policy,
     **{f"memory budget {share}": partial(memory_budget, share=share) for share in (0.7, 0.3)},
 }
-COMPILED: Mapping[str, Contender] = {
+COMPILED: Mapping[str, StepBuilder] = {
     f"inductor, budget {share}": partial(memory_budget, share=share, backend=INDUCTOR) for share in (1.0, 0.5)
 }
 
 
 @dataclass(frozen=True)
-class Row:
-    """A contender.
+class MethodResult:
+    """A method.
 
     Attributes:
         peak_bytes: of what torch's allocator gave out, what exists before the step included.
@@ -81,11 +81,11 @@ class Row:
 
 
 @dataclass(frozen=True, repr=False)
-class Contest:
-    """Contenders on one subject; the first row is plain PyTorch.
+class MethodComparison:
+    """Methods on one subject; the first row is plain PyTorch.
 
     Attributes:
-        rivals: the plan of ours that needs no more than a contender, by the contender's name.
+        matching_plans: the plan of ours that needs no more than a method, by the method's name.
         curve: the whole trade-off as predicted: peak in bytes, overhead.
     """
 
@@ -93,8 +93,8 @@ class Contest:
     batch_size: int
     options: dict[str, Any]
     static_bytes: int
-    rows: tuple[Row, ...]
-    rivals: Mapping[str, str]
+    rows: tuple[MethodResult, ...]
+    matching_plans: Mapping[str, str]
     curve: tuple[tuple[int, float], ...]
 
     @property
@@ -103,12 +103,12 @@ class Contest:
         options = "".join(f", {key} {value}" for key, value in self.options.items())
         return f"{self.subject} at batch {self.batch_size}{options}"
 
-    def row(self, name: str) -> Row:
-        """A contender by its name."""
+    def row(self, name: str) -> MethodResult:
+        """A method by its name."""
         return next(row for row in self.rows if row.name == name)
 
     def time(self, name: str, reference: str = EAGER) -> Ratio:
-        """The time of one contender relative to another's."""
+        """The time of one method relative to another's."""
         return ratio(list(self.row(name).seconds), list(self.row(reference).seconds))
 
     def share(self, name: str) -> float:
@@ -117,13 +117,13 @@ class Contest:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """One record for each contender, as the table and the CSV file have it."""
+        """One record for each method, as the table and the CSV file have it."""
         return [self._record(row) for row in self.rows]
 
-    def _record(self, row: Row) -> dict[str, Any]:
+    def _record(self, row: MethodResult) -> dict[str, Any]:
         record: dict[str, Any] = {
             "subject": self.title,
-            "contender": row.name,
+            "method": row.name,
             "peak_bytes": row.peak_bytes,
             "static_bytes": self.static_bytes,
             "peak_above_static": round(self.share(row.name), 4),
@@ -136,44 +136,48 @@ class Contest:
         if row.seconds:
             mine = self.time(row.name)
             record |= {"time": mine.median, "time_low": mine.low, "time_high": mine.high, "rounds": mine.rounds}
-        if row.name in self.rivals:
-            record |= {"ours": self.rivals[row.name], "ours_time": self.time(self.rivals[row.name]).median}
+        if row.name in self.matching_plans:
+            record |= {
+                "ours": self.matching_plans[row.name],
+                "ours_time": self.time(self.matching_plans[row.name]).median,
+            }
         return record
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a JSON file."""
-        files.write(path, KIND, asdict(self))
+        files.write_saved(path, KIND, asdict(self))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Contest":
+    def load(cls, path: str | os.PathLike[str]) -> "MethodComparison":
         """Read back what `save` wrote."""
-        with files.reading(path, KIND) as content:
-            rows = tuple(Row(**{**row, "seconds": tuple(row["seconds"])}) for row in content["rows"])
-            fields = {key: content[key] for key in ("subject", "batch_size", "options", "static_bytes", "rivals")}
+        with files.open_saved(path, KIND) as content:
+            rows = tuple(MethodResult(**{**row, "seconds": tuple(row["seconds"])}) for row in content["rows"])
+            fields = {key: content[key] for key in ("subject", "batch_size", "options", "static_bytes")}
+            fields["matching_plans"] = content.get("matching_plans", content.get("rivals"))  # as older files call them
             return cls(**fields, rows=rows, curve=tuple((size, more) for size, more in content["curve"]))
 
     def __repr__(self) -> str:
-        whole, before = gibibytes(self.row(EAGER).peak_bytes), gibibytes(self.static_bytes)
+        whole, before = format_bytes(self.row(EAGER).peak_bytes), format_bytes(self.static_bytes)
         lines = [
             f"{self.title}: plain PyTorch needs {whole}, of which {before} are there before the step",
-            f"  {'contender':<22}{'peak':>7}  {'time':<24}{'ours at most there':<24}{'of its cost':<13}what is wrong",
+            f"  {'method':<22}{'peak':>7}  {'time':<24}{'ours at most there':<24}{'of its cost':<13}what is wrong",
         ]
         return "\n".join([*lines, *(self._line(row) for row in self.rows)])
 
-    def _line(self, row: Row) -> str:
+    def _line(self, row: MethodResult) -> str:
         mine = str(self.time(row.name)) if row.seconds else "–"
         other = part = ""
-        if row.name in self.rivals:
-            ours, theirs = self.time(self.rivals[row.name]), self.time(row.name)
+        if row.name in self.matching_plans:
+            ours, theirs = self.time(self.matching_plans[row.name]), self.time(row.name)
             other = str(ours)
             costs = theirs.median > 1 and not theirs.is_noise
             part = f"{max(0, ours.median - 1) / (theirs.median - 1):.0%}" if costs else "noise"
         elif row.predicted_overhead is not None:
             other = f"predicted ×{1 + row.predicted_overhead:.3f}"
-        return f"  {row.name:<22}{self.share(row.name):>7.1%}  {mine:<24}{other:<24}{part:<13}{_wrong(row)}"
+        return f"  {row.name:<22}{self.share(row.name):>7.1%}  {mine:<24}{other:<24}{part:<13}{_describe_errors(row)}"
 
 
-def _wrong(row: Row) -> str:
+def _describe_errors(row: MethodResult) -> str:
     parts = []
     if row.wrong_gradients:
         parts.append(f"{row.wrong_gradients} gradients, relative error {row.gradient_error:.1e}")
@@ -182,44 +186,44 @@ def _wrong(row: Row) -> str:
     return "; ".join(parts) or "nothing, to the bit"
 
 
-def hold(
+def compare_methods(
     name: str,
     batch_size: int,
     options: Mapping[str, Any],
-    alternatives: Mapping[str, Contender],
+    alternatives: Mapping[str, StepBuilder],
     rounds: int,
     repeats: int = 3,
     step: TracedStep | None = None,
-) -> Contest:
-    """Let contenders and our plans compete on a subject; without rounds, only see what goes wrong.
+) -> MethodComparison:
+    """Let methods and our plans compete on a subject; without rounds, only see what goes wrong.
 
     Where the subject's step is captured already, `step` saves doing that again.
     """
     subject: Subject = behind(step)[0] if step else getattr(models, name)(batch_size=batch_size, **options)
     steps: dict[str, Step] = {}
-    rows: list[Row] = []
-    for label, contender in tqdm({EAGER: eager, **alternatives}.items(), desc=f"{name}: each alone"):
-        steps[label], row = _alone(label, subject, contender)
+    rows: list[MethodResult] = []
+    for label, method in tqdm({EAGER: eager, **alternatives}.items(), desc=f"{name}: each alone"):
+        steps[label], row = _measure_method(label, subject, method)
         rows.append(row)
     static = subject.static_bytes
     if not rounds:
-        return Contest(name, batch_size, dict(options), static, tuple(rows), {}, ())
+        return MethodComparison(name, batch_size, dict(options), static, tuple(rows), {}, ())
     step = step or traced(subject.twin())
     trade_off = frontier(profile(step, repeats))
-    plans, rivals = _ours(trade_off, rows)
+    plans, matching_plans = _matching_plans(trade_off, rows)
     for label, plan in tqdm(plans.items(), desc=f"{name}: plans"):
-        steps[label], row = _alone(label, subject, partial(_planned, step, plan))
+        steps[label], row = _measure_method(label, subject, partial(_planned_step, step, plan))
         rows.append(replace(row, predicted_overhead=plan.overhead))
     seconds = interleave(steps, rounds, warm_up=False)
     timed = (replace(row, seconds=tuple(seconds[row.name])) for row in rows)
     curve = tuple((point.peak_bytes, trade_off.overhead(point)) for point in trade_off.points)
-    return Contest(name, batch_size, dict(options), static, tuple(timed), rivals, curve)
+    return MethodComparison(name, batch_size, dict(options), static, tuple(timed), matching_plans, curve)
 
 
-def _alone(label: str, subject: Subject, contender: Contender) -> tuple[Step, Row]:
-    """A contender's step; what it gets wrong, and its peak."""
+def _measure_method(label: str, subject: Subject, method: StepBuilder) -> tuple[Step, MethodResult]:
+    """A method's step; what it gets wrong, and its peak."""
     start = time.perf_counter()
-    step = contender(subject.twin())
+    step = method(subject.twin())
     step()
     first = time.perf_counter() - start
     growth: list[int] = []
@@ -233,22 +237,22 @@ def _alone(label: str, subject: Subject, contender: Contender) -> tuple[Step, Ro
     found = compare(subject, metered)
     peak = subject.static_bytes + growth[0]
     gradients, buffers = found.of_kind(GRADIENT), found.of_kind(BUFFER)
-    return step, Row(label, peak, first, found.gradient_error, len(gradients), len(buffers))
+    return step, MethodResult(label, peak, first, found.gradient_error, len(gradients), len(buffers))
 
 
-def _planned(step: TracedStep, plan: Plan, _subject: Subject) -> Step:
+def _planned_step(step: TracedStep, plan: Plan, _subject: Subject) -> Step:
     """A plan of ours, for a step that is captured once for all of them."""
     return rewrite(step, plan).run
 
 
-def _ours(trade_off: Frontier, rows: list[Row]) -> tuple[dict[str, Plan], dict[str, str]]:
+def _matching_plans(trade_off: Frontier, rows: list[MethodResult]) -> tuple[dict[str, Plan], dict[str, str]]:
     """Plans of ours for the peaks of the others, and which stands against which."""
     plans: dict[str, Plan] = {}
-    rivals: dict[str, str] = {}
-    saving = [row for row in rows if trade_off.floor_bytes <= row.peak_bytes < (1 - NEAR) * rows[0].peak_bytes]
+    matching_plans: dict[str, str] = {}
+    saving = [row for row in rows if trade_off.floor_bytes <= row.peak_bytes < (1 - SAME_OVERHEAD) * rows[0].peak_bytes]
     for row in sorted(saving, key=lambda row: row.peak_bytes):
         plan = trade_off.at(row.peak_bytes)
-        if not plans or list(plans.values())[-1].overhead - plan.overhead > NEAR:
-            plans[f"ours, {gibibytes(plan.timeline.peak_bytes)}"] = plan
-        rivals[row.name] = list(plans)[-1]
-    return plans, rivals
+        if not plans or list(plans.values())[-1].overhead - plan.overhead > SAME_OVERHEAD:
+            plans[f"ours, {format_bytes(plan.timeline.peak_bytes)}"] = plan
+        matching_plans[row.name] = list(plans)[-1]
+    return plans, matching_plans

@@ -22,7 +22,7 @@ import cloudpickle
 from acwb.errors import AcwbError, CancelledError, ProcessDiedError
 
 Result = TypeVar("Result")
-PATIENCE = 0.1  # seconds between two looks at whether a process is to be ended
+POLL_SECONDS = 0.1  # seconds between two looks at whether a process is to be ended
 
 
 _stops: ContextVar[tuple[Event, ...]] = ContextVar("stops", default=())
@@ -38,7 +38,7 @@ def cancellable(stop: Event) -> Iterator[None]:
         _stops.reset(token)
 
 
-def together(calls: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
+def run_concurrently(calls: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
     """Make calls at the same time, each in a thread of its own; once one fails, the others' processes are ended."""
     given_up = Event()
 
@@ -57,7 +57,7 @@ def together(calls: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
         return {name: future.result() for name, future in running.items()}
 
 
-def launch(
+def run_in_fresh_process(
     function: Callable[..., Result],
     *args: object,
     environment: Mapping[str, str] | None = None,
@@ -98,7 +98,7 @@ def _outcome(child: "subprocess.Popen[bytes]") -> bytes:
     try:
         while True:
             try:
-                return child.communicate(timeout=PATIENCE if stops else None)[1] or b""
+                return child.communicate(timeout=POLL_SECONDS if stops else None)[1] or b""
             except subprocess.TimeoutExpired:
                 if any(stop.is_set() for stop in stops):
                     raise CancelledError("The measurement was cancelled.") from None
@@ -114,7 +114,7 @@ def answer(folder: str) -> None:
         function, args, kwargs = pickle.load(file)
     try:
         result = function(*args, **kwargs)
-    except Exception as error:  # raised again by `launch`
+    except Exception as error:  # raised again by `run_in_fresh_process`
         result = error
     scratch = Path(folder) / "part"
     scratch.write_bytes(cloudpickle.dumps(result))

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 from tqdm.auto import tqdm
 
@@ -18,15 +19,15 @@ from acwb.capture.step import TracedStep
 from acwb.core.profile import Profile
 from acwb.errors import AcwbError
 from acwb.evaluation.baselines import behind, eager
-from acwb.evaluation.fresh_process import launch
+from acwb.evaluation.fresh_process import run_in_fresh_process
 from acwb.evaluation.memory import Peaks, peaks_of_each
 from acwb.evaluation.memory_cap import train_within
 from acwb.evaluation.timing import Ratio, interleave, ratio
 from acwb.execution.rewriter import PlannedStep
 from acwb.planning.heuristics import keep_all
 from acwb.planning.plan import Plan
-from acwb.subject import Contender, Step, Subject
-from acwb.units import budget_bytes, gibibytes, milliseconds
+from acwb.subject import Step, StepBuilder, Subject
+from acwb.units import format_bytes, format_seconds, parse_bytes
 
 ROUNDS = 11
 
@@ -35,14 +36,20 @@ ROUNDS = 11
 class Prediction:
     """What a plan says of its step; the overhead is over the captured step without a plan."""
 
-    tensors: int
-    allocator: int
+    tensor_bytes: int
+    allocator_bytes: int
     overhead: float
 
     @classmethod
     def of(cls, plan: Plan) -> "Prediction":
         """What `plan` says."""
         return cls(plan.timeline.tensor_peak_bytes, plan.timeline.peak_bytes, plan.overhead)
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> "Prediction":
+        """The prediction that a file holds; older ones call the peaks tensors and allocator."""
+        older = {"tensors": "tensor_bytes", "allocator": "allocator_bytes"}
+        return cls(**{older.get(name, name): value for name, value in content.items()})
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,48 +82,54 @@ class Measurement:
     @property
     def fits(self) -> bool:
         """Whether no measured peak is above the budget."""
-        return self.budget_bytes is None or max(self.peaks.allocator, self.peaks.process) <= self.budget_bytes
+        return (
+            self.budget_bytes is None or max(self.peaks.allocator_bytes, self.peaks.process_bytes) <= self.budget_bytes
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a JSON file."""
-        files.write(path, "Measurement", asdict(self))
+        files.write_saved(path, "Measurement", asdict(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Measurement":
         """Read back what `save` wrote."""
-        with files.reading(path, "Measurement") as content:
+        with files.open_saved(path, "Measurement") as content:
             return cls(
                 content["subject"],
                 content["budget_bytes"],
-                Prediction(**content["predicted"]) if content["predicted"] else None,
-                Peaks(**content["peaks"]),
-                Peaks(**content["eager_peaks"]),
+                Prediction.read(content["predicted"]) if content["predicted"] else None,
+                Peaks.of(content["peaks"]),
+                Peaks.of(content["eager_peaks"]),
                 tuple(content["seconds"]),
                 tuple(content["eager_seconds"]),
             )
 
     def __repr__(self) -> str:
-        budget = f", budget {gibibytes(self.budget_bytes)}" if self.budget_bytes is not None else ""
+        budget = f", budget {format_bytes(self.budget_bytes)}" if self.budget_bytes is not None else ""
         lines = [f"Measurement: {self.subject}{budget}", f"  {'':<14}{'predicted':>12}{'measured':>12}{'eager':>12}"]
         said = self.predicted
-        for name in ("tensors", "allocator", "process"):
-            ours, plain = getattr(self.peaks, name), getattr(self.eager_peaks, name)
-            predicted = getattr(said, name, None)
-            sizes = "".join(f"{gibibytes(size) if size is not None else '–':>12}" for size in (predicted, ours, plain))
+        for name in ("tensor", "allocator", "process"):
+            ours, plain = getattr(self.peaks, f"{name}_bytes"), getattr(self.eager_peaks, f"{name}_bytes")
+            predicted = getattr(said, f"{name}_bytes", None)
+            sizes = "".join(
+                f"{format_bytes(size) if size is not None else '–':>12}" for size in (predicted, ours, plain)
+            )
             exact = f"   measured ÷ predicted {ours / predicted:.4f}" if predicted and ours else ""
             lines.append(f"  {name:<14}{sizes}{exact}")
         predicted_time = f"×{1 + said.overhead:.3f}" if said else "–"
-        lines.append(f"  {'time':<14}{predicted_time:>12}{f'×{self.time.median:.3f}':>12}{'×1':>12}   {told(self)}")
+        lines.append(
+            f"  {'time':<14}{predicted_time:>12}{f'×{self.time.median:.3f}':>12}{'×1':>12}   {describe_time(self)}"
+        )
         lines.append(
             "  peaks: what exists before the step included; process: the growth of a process that does only this"
         )
         return "\n".join(lines)
 
 
-def told(measurement: Measurement) -> str:
+def describe_time(measurement: Measurement) -> str:
     """The time in words."""
     time = measurement.time
-    plain = milliseconds(statistics.median(measurement.eager_seconds))
+    plain = format_seconds(statistics.median(measurement.eager_seconds))
     noise = ", within noise" if time.is_noise else ""
     return f"95 % [{time.low:.3f}, {time.high:.3f}] of eager's {plain}, {time.rounds} rounds{noise}"
 
@@ -142,16 +155,16 @@ def measure(
     plan = step.plan if isinstance(step, PlannedStep) else keep_all(profile) if profile is not None else None
     if plan is not None and profile is not None and plan.profile.graph.fingerprint != profile.graph.fingerprint:
         raise AcwbError("The profile is of another step: leave it out, a planned step knows its own.")
-    subject, contender = behind(step)
+    subject, method = behind(step)
     make = partial(copy.deepcopy, subject)
-    contenders = {"step": contender, "eager": eager}
+    methods = {"step": method, "eager": eager}
     most = plan.profile.peak_bytes if plan else sum(storage.bytes for storage in step.graph.storages)
     with tqdm(total=2, desc="measuring", leave=False) as progress:
         if memory is not None:
-            train_within(make, contender, budget_bytes(memory, plan.profile.peak_bytes if plan else 0))
-        peaks = peaks_of_each(make, contenders, dict.fromkeys(contenders, most), step.device)
+            train_within(make, method, parse_bytes(memory, plan.profile.peak_bytes if plan else 0))
+        peaks = peaks_of_each(make, methods, dict.fromkeys(methods, most), step.device)
         progress.update()
-        seconds = seconds_of(make, contenders, rounds)
+        seconds = seconds_of(make, methods, rounds)
     return Measurement(
         f"{subject.name}, {', '.join(step.graph.environment.batch)}",
         plan.budget_bytes if plan is not None else None,
@@ -164,13 +177,13 @@ def measure(
 
 
 def seconds_of(
-    make: Callable[[], Subject], contenders: Mapping[str, Contender], rounds: int = ROUNDS
+    make: Callable[[], Subject], methods: Mapping[str, StepBuilder], rounds: int = ROUNDS
 ) -> dict[str, list[float]]:
-    """The seconds of contenders that take turns in a fresh process, round by round."""
-    return launch(_seconds, make, contenders, rounds)
+    """The seconds of methods that take turns in a fresh process, round by round."""
+    return run_in_fresh_process(_seconds, make, methods, rounds)
 
 
-def _seconds(make: Callable[[], Subject], contenders: Mapping[str, Contender], rounds: int) -> dict[str, list[float]]:
+def _seconds(make: Callable[[], Subject], methods: Mapping[str, StepBuilder], rounds: int) -> dict[str, list[float]]:
     subject = make()
-    steps: dict[str, Step] = {name: contender(subject.twin()) for name, contender in contenders.items()}
+    steps: dict[str, Step] = {name: method(subject.twin()) for name, method in methods.items()}
     return interleave(steps, rounds)

@@ -15,13 +15,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from acwb.capture.step import TracedStep
-from acwb.evaluation.fresh_process import launch, together
+from acwb.evaluation.fresh_process import run_concurrently, run_in_fresh_process
 from acwb.profiling.devices import available_bytes, meter_of
-from acwb.profiling.process_memory import PLAIN_MEMORY, resident_growth
-from acwb.subject import Action, Contender, Subject
+from acwb.profiling.process_memory import MALLOC_RETURNS_MEMORY, resident_growth
+from acwb.subject import Action, StepBuilder, Subject
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytesMeter(TorchDispatchMode):
     """While entered, follows the bytes of all storages that ops make, to the moment when each is freed.
 
     What exists before is not counted, nor is what an op's kernel uses and frees again. `curve` has every op with the
@@ -62,7 +62,7 @@ def peak_live_bytes(action: Action, warm_up: bool = True) -> int:
     """The peak of the bytes of the storages that `action` makes, after one run to reach the steady state."""
     if warm_up:
         action()
-    meter = LiveBytes()
+    meter = LiveBytesMeter()
     with meter:
         action()
     return meter.peak
@@ -86,39 +86,45 @@ class Peaks:
 
     Attributes:
         static_bytes: what exists before it: parameters, buffers, the batch, the optimizer's state.
-        tensors: of live storages; None where they cannot be followed, in compiled code.
-        allocator: of what torch's allocator gave out, with what kernels use and free again.
-        process: of the memory of a process that does nothing else.
+        tensor_bytes: of live storages; None where they cannot be followed, in compiled code.
+        allocator_bytes: of what torch's allocator gave out, with what kernels use and free again.
+        process_bytes: of the memory of a process that does nothing else.
     """
 
     static_bytes: int
-    tensors: int | None
-    allocator: int
-    process: int
+    tensor_bytes: int | None
+    allocator_bytes: int
+    process_bytes: int
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "Peaks":
+        """The peaks that a file holds; older ones call them tensors, allocator and process."""
+        older = {"tensors": "tensor_bytes", "allocator": "allocator_bytes", "process": "process_bytes"}
+        return cls(**{older.get(name, name): size for name, size in content.items()})
 
 
-def peaks_of(make: Callable[[], Subject], contender: Contender, is_compiled: bool = False) -> Peaks:
-    """The peaks of a contender, from a fresh process."""
-    return launch(_peaks, make, contender, is_compiled, environment=PLAIN_MEMORY)
+def peaks_of(make: Callable[[], Subject], method: StepBuilder, is_compiled: bool = False) -> Peaks:
+    """The peaks of a method, from a fresh process."""
+    return run_in_fresh_process(_measure_peaks, make, method, is_compiled, environment=MALLOC_RETURNS_MEMORY)
 
 
 def peaks_of_each(
-    make: Callable[[], Subject], contenders: Mapping[str, Contender], needed: Mapping[str, int], device: torch.device
+    make: Callable[[], Subject], methods: Mapping[str, StepBuilder], needed: Mapping[str, int], device: torch.device
 ) -> dict[str, Peaks]:
-    """The peaks of contenders, each from a fresh process; all at once where twice the bytes that they need are free."""
-    calls = {name: partial(peaks_of, make, contender) for name, contender in contenders.items()}
+    """The peaks of methods, each from a fresh process; all at once where twice the bytes that they need are free."""
+    calls = {name: partial(peaks_of, make, method) for name, method in methods.items()}
     if 2 * sum(needed[name] for name in calls) < available_bytes(device):
-        return together(calls)
+        return run_concurrently(calls)
     return {name: call() for name, call in calls.items()}
 
 
-def _peaks(make: Callable[[], Subject], contender: Contender, is_compiled: bool) -> Peaks:
+def _measure_peaks(make: Callable[[], Subject], method: StepBuilder, is_compiled: bool) -> Peaks:
     subject = make()
-    step = contender(subject)
+    step = method(subject)
     step()
     subject.free_gradients()
     static = subject.static_bytes
-    live = LiveBytes()
+    live = LiveBytesMeter()
     with nullcontext() if is_compiled else live:
         step()
     subject.free_gradients()  # libraries keep buffers from their first calls: the process is read in the third one

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 
 from acwb.errors import DoesNotFitError, ProcessDiedError
-from acwb.evaluation.fresh_process import launch
+from acwb.evaluation.fresh_process import run_in_fresh_process
 from acwb.profiling.process_memory import (
-    PLAIN_MEMORY,
+    MALLOC_RETURNS_MEMORY,
     cap_memory,
     is_out_of_memory,
     peak_resident_bytes,
@@ -21,42 +21,43 @@ from acwb.profiling.process_memory import (
     resident_bytes,
     trim_memory,
 )
-from acwb.subject import Contender, Subject
-from acwb.units import gibibytes
+from acwb.subject import StepBuilder, Subject
+from acwb.units import format_bytes
 
 OUT_OF_MEMORY = ("bad_alloc", "allocate memory")
 
 
 def train_within(
-    make: Callable[[], Subject], contender: Contender, memory: int, iterations: int = 2, seed: int = 0
+    make: Callable[[], Subject], method: StepBuilder, memory: int, iterations: int = 2, seed: int = 0
 ) -> list[float]:
     """The losses of a training that is given `memory` bytes and not one more; `DoesNotFitError` if that is too little.
 
     Args:
         make: gives the subject, in the fresh process.
-        contender: gives its step.
+        method: gives its step.
         memory: for parameters, buffers, the batch, the optimizer's state, gradients, activations and workspaces.
         iterations: how many losses; the optimizer's state exists from the second on.
         seed: of the random state from which the first iteration draws.
     """
     try:
-        return launch(_train, make, contender, memory, iterations, seed, environment=PLAIN_MEMORY)
+        return run_in_fresh_process(_train, make, method, memory, iterations, seed, environment=MALLOC_RETURNS_MEMORY)
     except ProcessDiedError as error:
         if not any(word in str(error) for word in OUT_OF_MEMORY):
             raise
-        raise DoesNotFitError(f"The step does not fit in {gibibytes(memory)}: the process was ended.") from error
+        raise DoesNotFitError(f"The step does not fit in {format_bytes(memory)}: the process was ended.") from error
 
 
-def _train(make: Callable[[], Subject], contender: Contender, memory: int, iterations: int, seed: int) -> list[float]:
-    _warm_up(make, contender)
+def _train(make: Callable[[], Subject], method: StepBuilder, memory: int, iterations: int, seed: int) -> list[float]:
+    _warm_up(make, method)
     subject = make()
-    step = contender(subject)
+    step = method(subject)
     gc.collect()
     trim_memory()
     left = memory - subject.static_bytes
     if left <= 0:
         raise DoesNotFitError(
-            f"{gibibytes(subject.static_bytes)} of parameters, buffers and inputs do not fit in {gibibytes(memory)}."
+            f"{format_bytes(subject.static_bytes)} of parameters, buffers and inputs do not fit in "
+            f"{format_bytes(memory)}."
         )
     torch.manual_seed(seed)
     before = resident_bytes()
@@ -67,16 +68,16 @@ def _train(make: Callable[[], Subject], contender: Contender, memory: int, itera
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError) and not is_out_of_memory(error):
             raise
-        raise DoesNotFitError(f"The step does not fit in {gibibytes(memory)}: {error}") from error
+        raise DoesNotFitError(f"The step does not fit in {format_bytes(memory)}: {error}") from error
     grown = peak_resident_bytes() - before
     if grown > left:
         raise DoesNotFitError(
-            f"The step does not fit in {gibibytes(memory)}: beside what existed before it, the process grew by "
-            f"{gibibytes(grown)}, where {gibibytes(left)} were left; it used what the C library still held."
+            f"The step does not fit in {format_bytes(memory)}: beside what existed before it, the process grew by "
+            f"{format_bytes(grown)}, where {format_bytes(left)} were left; it used what the C library still held."
         )
     return losses
 
 
-def _warm_up(make: Callable[[], Subject], contender: Contender) -> None:
+def _warm_up(make: Callable[[], Subject], method: StepBuilder) -> None:
     """Run once and throw it away: threads, kernels and buffers that libraries make and keep are not the training's."""
-    contender(make())()
+    method(make())()

@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 
 from acwb.subject import Action
 
-FEWEST = 6  # rounds that may exclude chance: all of them on one side happens by chance less than once in twenty
+MIN_ROUNDS = 6  # rounds that may exclude chance: all of them on one side happens by chance less than once in twenty
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Ratio:
     @property
     def is_noise(self) -> bool:
         """Whether a ratio of 1 is within the interval, or the rounds are too few to say so: then nothing is claimed."""
-        return self.rounds < FEWEST or self.low <= 1 <= self.high
+        return self.rounds < MIN_ROUNDS or self.low <= 1 <= self.high
 
     def __str__(self) -> str:
         return f"×{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"

@@ -26,10 +26,10 @@ from acwb.subject import Step, Subject
 LOSS, GRADIENT, PARAMETER, BUFFER = "loss", "gradient", "parameter", "buffer"
 STATE, RANDOM, INPUT = "optimizer state", "random state", "batch"
 KINDS = (LOSS, GRADIENT, PARAMETER, BUFFER, STATE, RANDOM, INPUT)
-SHOWN = 5
+MAX_SHOWN = 5
 
-Name = tuple[str, str]  # kind, and which of them
-Left = dict[Name, torch.Tensor | None]
+SnapshotKey = tuple[str, str]  # kind, and which of them
+Snapshot = dict[SnapshotKey, torch.Tensor | None]
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -100,12 +100,12 @@ class Verification:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a JSON file."""
-        files.write(path, "Verification", asdict(self))
+        files.write_saved(path, "Verification", asdict(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Verification":
         """Read back what `save` wrote."""
-        with files.reading(path, "Verification") as content:
+        with files.open_saved(path, "Verification") as content:
             differences = tuple(Difference(**each) for each in content["differences"])
             known = {name: content[name] for name in ("subject", "iterations", "counts", "gradient_error")}
             return cls(**known, differences=differences)
@@ -116,9 +116,9 @@ class Verification:
         for row in self.frame.itertuples():
             verdict = "equal" if row.differing == 0 else f"{row.differing:,} differ"
             lines.append(f"  {row.kind:<16}{row.compared:>7,}  {verdict}")
-        lines += [f"  {each}" for each in self.differences[:SHOWN]]
-        if len(self.differences) > SHOWN:
-            lines.append(f"  and {len(self.differences) - SHOWN:,} more, in .differences")
+        lines += [f"  {each}" for each in self.differences[:MAX_SHOWN]]
+        if len(self.differences) > MAX_SHOWN:
+            lines.append(f"  and {len(self.differences) - MAX_SHOWN:,} more, in .differences")
         return "\n".join(lines)
 
 
@@ -147,8 +147,8 @@ def compare(subject: Subject, step: Step, iterations: int = 1) -> Verification:
     with _restored(subject):
         for iteration in tqdm(range(1, iterations + 1), desc="verifying", leave=False):
             with _restored(subject):
-                ours = {name: _copy(value) for name, value in _left(subject, step).items()}
-            theirs = _left(subject, subject.eager_step)
+                ours = {name: _copy(value) for name, value in _snapshot(subject, step).items()}
+            theirs = _snapshot(subject, subject.eager_step)
             counts = Counter(kind for kind, _ in theirs)
             for kind, name in theirs | ours:
                 mine, plain = ours.get((kind, name)), theirs.get((kind, name))
@@ -161,7 +161,7 @@ def compare(subject: Subject, step: Step, iterations: int = 1) -> Verification:
     return Verification(subject.name, iterations, compared, (*differences,), error)
 
 
-def _gradient_error(ours: Left, theirs: Left) -> float:
+def _gradient_error(ours: Snapshot, theirs: Snapshot) -> float:
     """The norm of the difference of all gradients over the norm of plain PyTorch's; a missing one counts as zero."""
     difference = size = 0.0
     for kind, name in theirs | ours:
@@ -173,9 +173,9 @@ def _gradient_error(ours: Left, theirs: Left) -> float:
     return (difference / size) ** 0.5 if size > 0 else float("inf")
 
 
-def _left(subject: Subject, step: Callable[[], torch.Tensor]) -> Left:
+def _snapshot(subject: Subject, step: Callable[[], torch.Tensor]) -> Snapshot:
     """What an iteration leaves behind."""
-    found: Left = {(LOSS, ""): step()}
+    found: Snapshot = {(LOSS, ""): step()}
     names = {id(parameter): name for name, parameter in subject.model.named_parameters()}
     for name, parameter in subject.model.named_parameters():
         found[PARAMETER, name] = parameter.detach()
@@ -187,7 +187,7 @@ def _left(subject: Subject, step: Callable[[], torch.Tensor]) -> Left:
         for owner, values in subject.optimizer.state.items():
             for key, value in values.items():
                 found[STATE, f"{key} of {names.get(id(owner), 'a parameter')}"] = _as_tensor(value)
-    found[RANDOM, ""] = rng.random_state(_device(subject))
+    found[RANDOM, ""] = rng.get_state(_device(subject))
     for path, leaf in pytree.tree_leaves_with_path(subject.batch):
         if isinstance(leaf, torch.Tensor):
             found[INPUT, pytree.keystr(path)] = leaf
@@ -213,7 +213,7 @@ def _restored(subject: Subject) -> Iterator[None]:
     gradients = [(parameter, parameter.grad) for parameter in subject.model.parameters()]
     optimizer, device = subject.optimizer, _device(subject)
     state = {key: dict(each) for key, each in optimizer.state.items()} if optimizer is not None else {}
-    random_state = rng.random_state(device)
+    random_state = rng.get_state(device)
     try:
         yield
     finally:
@@ -225,7 +225,7 @@ def _restored(subject: Subject) -> Iterator[None]:
                 tensor.copy_(value)
         for parameter, gradient in gradients:
             parameter.grad = gradient
-        rng.set_random_state(device, random_state)
+        rng.set_state(device, random_state)
 
 
 def _same(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:

@@ -15,25 +15,25 @@ from acwb._torch import below_autograd
 from acwb.capture.step import TracedStep
 from acwb.core.graph import Role
 from acwb.errors import AcwbError
-from acwb.execution.output_tree import Tree
-from acwb.execution.partition import Halves, split
+from acwb.execution.output_tree import OutputTree
+from acwb.execution.partition import PartitionedStep, partition
 from acwb.execution.rewriter import state_name
 from acwb.planning.plan import Plan
-from acwb.rollback import interrupts_deferred, undone_on_error
+from acwb.rollback import defer_signals, rollback_on_error
 
 Arguments = dict[int | str, Any]  # of one call: positional ones by number, keyword ones by name
 
 
-class Program:
-    """Forward and backward of a model by one plan, for arguments of one form."""
+class PlannedCall:
+    """Forward and backward of a model by one plan, for arguments of one spec."""
 
-    def __init__(self, step: TracedStep, chosen: Plan, tree: Tree) -> None:
+    def __init__(self, step: TracedStep, chosen: Plan, tree: OutputTree) -> None:
         self.plan = chosen
         self.tree = tree
         self.step = step
         states = [state_name(name) for name in chosen.schedule.replayed(chosen.profile.graph)]
         self.state_bytes = chosen.profile.graph.environment.random_state_bytes
-        self.halves: Halves = split(step, states)
+        self.parts: PartitionedStep = partition(step, states)
         self.draws = any(op.random for op in step.graph.ops)
         parameters = [position for position, slot in enumerate(step.slots) if slot.role is Role.PARAMETER]
         (output,) = step.fx_graph.find_nodes(op="output")
@@ -46,73 +46,73 @@ class Program:
     def __call__(self, arguments: Arguments) -> Any:
         """What the model gives for these arguments."""
         inputs = self.step.inputs(arguments, hooks=True)
-        apply: Callable[..., Any] = _Planned.apply
+        apply: Callable[..., Any] = _PlannedFunction.apply
         outputs = apply(self, inputs, *(inputs[position] for position, _ in self.trained))
         return self.tree.filled(outputs)
 
 
-class Programs(dict[Hashable, Program]):
+class PlanCache(dict[Hashable, PlannedCall]):
     """The programs of a model. A copy of the model has none: they are for the very tensors that they were made with."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Programs":
-        return Programs()
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PlanCache":
+        return PlanCache()
 
-    def __reduce__(self) -> tuple[type["Programs"], tuple[()]]:
-        return Programs, ()
+    def __reduce__(self) -> tuple[type["PlanCache"], tuple[()]]:
+        return PlanCache, ()
 
 
-class _Planned(torch.autograd.Function):
-    """The two halves of a program, as autograd calls them."""
+class _PlannedFunction(torch.autograd.Function):
+    """The two parts of a program, as autograd calls them."""
 
     @staticmethod
-    def forward(ctx: Any, program: Program, inputs: list[torch.Tensor], *_trained: torch.Tensor) -> Any:
-        halves, device = program.halves, program.step.device
-        states = [torch.empty(program.state_bytes, dtype=torch.uint8) for _ in halves.states]
+    def forward(ctx: Any, program: PlannedCall, inputs: list[torch.Tensor], *_trained: torch.Tensor) -> Any:
+        parts, device = program.parts, program.step.device
+        states = [torch.empty(program.state_bytes, dtype=torch.uint8) for _ in parts.states]
         with ExitStack() as writing:
-            with undone_on_error(device, program.draws):
+            with rollback_on_error(device, program.draws):
                 with below_autograd(device):
-                    outputs, handed, updates = halves.forward(*inputs, *states)
-                former = {position: inputs[position].clone() for position in halves.stale}
-                writing.enter_context(interrupts_deferred())
+                    outputs, saved, updates = parts.forward(*inputs, *states)
+                former = {position: inputs[position].clone() for position in parts.stale}
+                writing.enter_context(defer_signals())
             if program.step.updated:
                 torch._foreach_copy_([inputs[position] for position in program.step.updated], updates)
         del updates
-        # Other tensors for what is handed over as well, or outputs and node would hold one another.
+        # Other tensors for what is saved for backward as well, or outputs and node would hold one another.
         given = tuple(output.detach() for output in outputs)
-        ctx.program, ctx.handed, ctx.states = program, handed, states
-        ctx.read = [former.get(position, inputs[position]) for position in halves.read]
+        ctx.program, ctx.saved, ctx.states = program, saved, states
+        ctx.read = [former.get(position, inputs[position]) for position in parts.read]
         ctx.versions = _versions(ctx)
         ctx.set_materialize_grads(False)
-        fixed = [each for each, form in zip(given, program.tree.forms, strict=True) if not form.requires_grad]
+        fixed = [each for each, spec in zip(given, program.tree.specs, strict=True) if not spec.requires_grad]
         ctx.mark_non_differentiable(*fixed)
         return given
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *derivatives: torch.Tensor | None) -> Any:
-        program, halves = ctx.program, ctx.program.halves
-        if ctx.handed is None:
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
+        program, parts = ctx.program, ctx.program.parts
+        if ctx.saved is None:
             raise RuntimeError(
                 "backward was called twice, but what it reads is given up by the first: use retain_graph=True there."
             )
-        _check_derivatives(program, derivatives)
+        _check_tangents(program, tangents)
         _check_versions(ctx)
-        handed, read, states = ctx.handed, ctx.read, ctx.states
+        saved, read, states = ctx.saved, ctx.read, ctx.states
         if torch._C._autograd._get_current_graph_task_keep_graph():
-            handed = list(handed)
+            saved = list(saved)
         else:
-            ctx.handed = ctx.read = ctx.states = None
-        given = [_laid_out(derivatives[at], strides) for at, strides in halves.derived.items()]
-        with undone_on_error(program.step.device, program.draws), below_autograd(program.step.device):
-            gradients = halves.backward(handed, *read, *states, *given)
+            ctx.saved = ctx.read = ctx.states = None
+        given = [_laid_out(tangents[at], strides) for at, strides in parts.tangent_strides.items()]
+        with rollback_on_error(program.step.device, program.draws), below_autograd(program.step.device):
+            gradients = parts.backward(saved, *read, *states, *given)
         return (None, None, *(gradients[number] for _, number in program.trained))
 
 
-def _check_derivatives(program: Program, derivatives: tuple[torch.Tensor | None, ...]) -> None:
-    """Refuse derivatives of other outputs than those that the plan is made for."""
-    for name, at, derivative in zip(program.tree.names, range(len(derivatives)), derivatives, strict=True):
-        if (derivative is None) == (at in program.halves.derived):
-            what = "is not computed from" if derivative is None else "is also computed from"
+def _check_tangents(program: PlannedCall, tangents: tuple[torch.Tensor | None, ...]) -> None:
+    """Refuse tangents of other outputs than those that the plan is made for."""
+    for name, at, tangent in zip(program.tree.names, range(len(tangents)), tangents, strict=True):
+        if (tangent is None) == (at in program.parts.tangent_strides):
+            what = "is not computed from" if tangent is None else "is also computed from"
             raise AcwbError(
                 f"The loss {what} {name}, other than planned: pass to checkpoint the loss_fn that tells what the loss "
                 "is computed from."
@@ -121,9 +121,9 @@ def _check_derivatives(program: Program, derivatives: tuple[torch.Tensor | None,
 
 def _versions(ctx: Any) -> list[int]:
     """What shows whether a value that the backward pass reads was changed; what the model itself updates may be."""
-    halves, updated = ctx.program.halves, ctx.program.step.updated
-    read = [tensor for position, tensor in zip(halves.read, ctx.read, strict=True) if position not in updated]
-    return [tensor._version for tensor in (*read, *ctx.handed)]
+    parts, updated = ctx.program.parts, ctx.program.step.updated
+    read = [tensor for position, tensor in zip(parts.read, ctx.read, strict=True) if position not in updated]
+    return [tensor._version for tensor in (*read, *ctx.saved)]
 
 
 def _check_versions(ctx: Any) -> None:
@@ -135,13 +135,13 @@ def _check_versions(ctx: Any) -> None:
         )
 
 
-def _laid_out(derivative: Any, strides: tuple[int, ...]) -> torch.Tensor:
-    """A derivative in the layout in which it was recorded."""
-    if derivative.stride() == strides:
-        result: torch.Tensor = derivative
+def _laid_out(tangent: Any, strides: tuple[int, ...]) -> torch.Tensor:
+    """A tangent in the layout in which it was recorded."""
+    if tangent.stride() == strides:
+        result: torch.Tensor = tangent
         return result
-    empty = torch.empty_strided(derivative.shape, strides, dtype=derivative.dtype, device=derivative.device)
-    return empty.copy_(derivative)
+    empty = torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device)
+    return empty.copy_(tangent)
 
 
 def as_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:

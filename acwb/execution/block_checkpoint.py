@@ -21,7 +21,7 @@ from acwb.errors import AcwbError
 
 CONTAINERS = (nn.Sequential, nn.ModuleList)
 Kind = tuple[Any, ...]
-LEAST_CHILDREN = 4  # two chunks of two: with fewer, an nn.Sequential is not worth cutting
+MIN_SEQUENTIAL_LENGTH = 4  # two chunks of two: with fewer, an nn.Sequential is not worth cutting
 
 
 def per_block_checkpoint(model: nn.Module, every: int = 1) -> nn.Module:
@@ -54,8 +54,8 @@ def per_block_checkpoint(model: nn.Module, every: int = 1) -> nn.Module:
     if not forwards:
         raise AcwbError(
             f"{type(model).__name__} has no blocks: no two modules of one class, with parts of their own, in an "
-            f"nn.Sequential or nn.ModuleList, and no nn.Sequential of at least {LEAST_CHILDREN} members. Build it from "
-            "such parts, or use acwb.trace and acwb.plan, which need no blocks."
+            f"nn.Sequential or nn.ModuleList, and no nn.Sequential of at least {MIN_SEQUENTIAL_LENGTH} members. Build "
+            "it from such parts, or use acwb.trace and acwb.plan, which need no blocks."
         )
     for forward in forwards:
         if "forward" in vars(forward.block):
@@ -124,7 +124,7 @@ class _Forward:
         versions = [tensor._version for tensor in tensors]
         # The tensors are handed over twice: of those that stand by themselves, torch checks that nobody changes them
         # until the recomputation.
-        result = checkpoint(_Run(block), args, kwargs, *tensors, use_reentrant=False, preserve_rng_state=True)
+        result = checkpoint(_BlockRun(block), args, kwargs, *tensors, use_reentrant=False, preserve_rng_state=True)
         if [tensor._version for tensor in tensors] != versions:
             raise AcwbError(
                 f"{self.title} ({type(block).__name__}) changes its input in place, so it cannot be run again from it: "
@@ -157,7 +157,7 @@ class _ChunkedForward(_Forward):
         return args[0]
 
 
-class _Run:
+class _BlockRun:
     """Runs a block: first as it is, and each further time from the buffers that the first run began with."""
 
     def __init__(self, block: nn.Module) -> None:
@@ -251,7 +251,7 @@ def _kind(module: nn.Module) -> Kind:
 def _sequentials(module: nn.Module, path: str = "") -> dict[nn.Module, str]:
     """The outermost nn.Sequentials that are long enough to be cut, and their paths."""
     is_plain = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-    if is_plain and len(list(module.children())) >= LEAST_CHILDREN:
+    if is_plain and len(list(module.children())) >= MIN_SEQUENTIAL_LENGTH:
         return {module: path}
     found: dict[nn.Module, str] = {}
     for name, child in module.named_children():

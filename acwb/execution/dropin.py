@@ -2,7 +2,7 @@
 
 The model's forward and backward are captured, planned and rewritten as a whole, then split where the loop computes its
 loss. The result is a module with the model's own parameters, buffers and submodules under the same names. Inputs of
-another form, another mode or another precision get a plan of their own, within the same budget.
+another spec, another mode or another precision get a plan of their own, within the same budget.
 """
 
 import warnings
@@ -17,26 +17,26 @@ from torch.utils import _pytree as pytree
 
 from acwb.capture.module_state import settings_of
 from acwb.capture.step import TracedStep
-from acwb.capture.tensor_specs import Form
+from acwb.capture.tensor_specs import TensorSpec
 from acwb.capture.tracer import LossFunction, capture
-from acwb.capture.validation import described
+from acwb.capture.validation import describe_value
 from acwb.core.graph import Role, StepGraph, Storage
 from acwb.core.profile import Profile
 from acwb.errors import AcwbError, ChangedStepError
-from acwb.execution.autograd_function import Arguments, Program, Programs, as_arguments
+from acwb.execution.autograd_function import Arguments, PlanCache, PlannedCall, as_arguments
 from acwb.execution.loss_probe import arguments_of_call, probe_loss
-from acwb.execution.output_tree import Reads, Tree, tree_of
-from acwb.execution.partition import former_inputs
+from acwb.execution.output_tree import LossInputs, OutputTree, flatten_output
+from acwb.execution.partition import inputs_overwritten_before_backward
 from acwb.execution.rewriter import rewrite
 from acwb.execution.shared_module import SharedModule
 from acwb.planning.plan import Plan
 from acwb.planning.planner import plan
 from acwb.profiling.profiler import profile
-from acwb.units import budget_bytes, gibibytes
+from acwb.units import format_bytes, parse_bytes
 
 REPLAN, ERROR = "replan", "error"
-OWN = ("training", "budget_bytes")
-MANY = 16
+OWN_ATTRIBUTES = ("training", "budget_bytes")
+MAX_PLANS_BEFORE_WARNING = 16
 
 
 def checkpoint(
@@ -63,7 +63,7 @@ def checkpoint(
             it is computed from. Without it, that is the output's `.loss`, or else all of them.
         optimizer: counts its state and what its step needs.
         accumulate: counts the gradients of earlier batches, which stay in `.grad`.
-        on_new_shape: what to do with inputs of another form: "replan", or "error".
+        on_new_shape: what to do with inputs of another spec: "replan", or "error".
         planner: as in `acwb.plan`.
         keep: as in `acwb.plan`.
         recompute: as in `acwb.plan`.
@@ -80,7 +80,7 @@ def checkpoint(
         raise AcwbError(f"checkpoint needs an nn.Module, not {type(model).__name__}: pass the model itself.")
     if on_new_shape not in (REPLAN, ERROR):
         raise AcwbError(f"on_new_shape is {on_new_shape!r}: give {REPLAN!r} or {ERROR!r}.")
-    options = Options(loss_fn, optimizer, accumulate, on_new_shape, planner, keep, recompute, repeats)
+    options = DropinOptions(loss_fn, optimizer, accumulate, on_new_shape, planner, keep, recompute, repeats)
     planned = Checkpointed(model, options)
     if loss_fn is None:
         planned.prepare(_as_arguments(example_inputs), budget)
@@ -90,7 +90,7 @@ def checkpoint(
 
 
 @dataclass(frozen=True)
-class Options:
+class DropinOptions:
     """What stays the same for all plans of a model."""
 
     loss_fn: LossFunction | None
@@ -113,16 +113,16 @@ class Checkpointed(SharedModule):
         budget_bytes: what every plan answers to.
     """
 
-    def __init__(self, model: nn.Module, options: Options) -> None:
+    def __init__(self, model: nn.Module, options: DropinOptions) -> None:
         super().__init__(model)
         self.budget_bytes = 0
         self._options = options
-        self._programs = Programs()
-        self._loss_share = 0.0  # what the loss needs, as a multiple of the derivatives that it gives
-        self._reads: Reads | None = None  # what the loss function reads, once that is known
+        self._programs = PlanCache()
+        self._loss_share = 0.0  # what the loss needs, as a multiple of the tangents that it gives
+        self._reads: LossInputs | None = None  # what the loss function reads, once that is known
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_") or name in OWN:
+        if name.startswith("_") or name in OWN_ATTRIBUTES:
             super().__setattr__(name, value)
         else:
             setattr(self.unplanned, name, value)
@@ -146,7 +146,7 @@ class Checkpointed(SharedModule):
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """The plans that were made, one for each form of inputs."""
+        """The plans that were made, one for each spec of inputs."""
         return tuple(program.plan for program in self._programs.values())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -160,8 +160,8 @@ class Checkpointed(SharedModule):
             program = self.prepare(arguments, self.budget_bytes)
         return program(arguments)
 
-    def prepare(self, arguments: Arguments, budget: int | float | str, batch: object = None) -> Program:
-        """Capture, profile and plan the model for arguments of this form; `batch` is one for the loss function."""
+    def prepare(self, arguments: Arguments, budget: int | float | str, batch: object = None) -> PlannedCall:
+        """Capture, profile and plan the model for arguments of this spec; `batch` is one for the loss function."""
         options = self._options
         for name, leaf in pytree.tree_leaves_with_path(arguments):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
@@ -169,36 +169,38 @@ class Checkpointed(SharedModule):
                     f"Input {pytree.keystr(name)} requires grad, but a planned model has gradients for its parameters "
                     "only: plan the whole model, from what it is given to what the loss is computed from."
                 )
-        if len(self._programs) == MANY:
+        if len(self._programs) == MAX_PLANS_BEFORE_WARNING:
             warnings.warn(
-                f"{MANY} plans were made for this model, each for inputs of another form, and one more is on its way: "
-                "pad inputs to a few shapes, and pass numbers that change as tensors.",
+                f"{MAX_PLANS_BEFORE_WARNING} plans were made for this model, each for inputs of another spec, and one "
+                "more is on its way: pad inputs to a few shapes, and pass numbers that change as tensors.",
                 stacklevel=3,
             )
-        step, tree = _captured(self.unplanned, arguments, self._reads, options.optimizer)
+        step, tree = _capture(self.unplanned, arguments, self._reads, options.optimizer)
         if options.loss_fn is not None and batch is not None:
             self._loss_share, read = probe_loss(options.loss_fn, self.unplanned, batch, tree, step)
-            self._reads = Reads(tree.names, read)
+            self._reads = LossInputs(tree.names, read)
             if read != tree.read:
-                step, tree = _captured(self.unplanned, arguments, self._reads, options.optimizer)
+                step, tree = _capture(self.unplanned, arguments, self._reads, options.optimizer)
         step = replace(step, graph=_with_more(step, options.accumulate))
         costs = _with_loss(profile(step, repeats=options.repeats), step, self._loss_share)
-        self.budget_bytes = budget_bytes(budget, costs.peak_bytes)
+        self.budget_bytes = parse_bytes(budget, costs.peak_bytes)
         chosen = plan(costs, self.budget_bytes, options.planner, options.keep, options.recompute)
         light = replace(step, batch=step.batch.without_tensors())  # or every plan would keep a batch
-        program = self._programs[self._key(arguments)] = Program(rewrite(light, chosen), chosen, tree)
+        program = self._programs[self._key(arguments)] = PlannedCall(rewrite(light, chosen), chosen, tree)
         return program
 
     def _key(self, arguments: Arguments) -> Hashable:
         """What a plan is made for."""
-        leaves, spec = pytree.tree_flatten(arguments)
+        leaves, structure = pytree.tree_flatten(arguments)
         model, known = self.unplanned, dict[int, Any]()
         settings = [(id(module), *settings_of(module, known).items()) for module in model.modules()]
         return (
-            str(spec),
-            tuple(Form.of(leaf) if isinstance(leaf, torch.Tensor) else (type(leaf), repr(leaf)) for leaf in leaves),
+            str(structure),
+            tuple(
+                TensorSpec.of(leaf) if isinstance(leaf, torch.Tensor) else (type(leaf), repr(leaf)) for leaf in leaves
+            ),
             tuple(settings),
-            tuple(Form.of(tensor) for tensor in (*model.parameters(), *model.buffers())),
+            tuple(TensorSpec.of(tensor) for tensor in (*model.parameters(), *model.buffers())),
             _autocast(_device_of(leaves)),
             torch.is_autocast_cache_enabled(),
             _attention_kernels(),
@@ -206,57 +208,57 @@ class Checkpointed(SharedModule):
 
     def _refuse_new(self, arguments: Arguments) -> None:
         if self._options.on_new_shape == ERROR:
-            forms = ", ".join(
-                f"{key}: {Form.of(value) if isinstance(value, torch.Tensor) else described(value)}"
+            specs = ", ".join(
+                f"{key}: {TensorSpec.of(value) if isinstance(value, torch.Tensor) else describe_value(value)}"
                 for key, value in arguments.items()
             )
             known = "; ".join(", ".join(each.profile.graph.environment.batch) for each in self.plans)
             raise ChangedStepError(
-                f"There is no plan for inputs {forms} in this mode and precision, only for {known}: pass such inputs, "
+                f"There is no plan for inputs {specs} in this mode and precision, only for {known}: pass such inputs, "
                 'or use on_new_shape="replan".',
                 "batch",
             )
 
     def extra_repr(self) -> str:
         """What is planned, and what the budget counts."""
-        counted = ["parameters, buffers, inputs, activations, gradients, outputs and their derivatives, workspaces"]
+        counted = ["parameters, buffers, inputs, activations, gradients, outputs and their tangents, workspaces"]
         left_out = ["memory that the C library or the allocator holds without using it"]
         options = self._options
         (counted if options.optimizer else left_out).append("the optimizer's state and step")
         (counted if options.loss_fn else left_out).append("what the loss function needs")
         (counted if options.accumulate else left_out).append("gradients of earlier batches")
         lines = [
-            f"budget {gibibytes(self.budget_bytes)}",
-            *(_told(each) for each in self.plans),
+            f"budget {format_bytes(self.budget_bytes)}",
+            *(_describe_plan(each) for each in self.plans),
             f"counted: {'; '.join(counted)}",
             f"not counted: {'; '.join(left_out)}",
         ]
         return "\n".join(lines)
 
 
-def _told(chosen: Plan) -> str:
+def _describe_plan(chosen: Plan) -> str:
     inputs = ", ".join(chosen.profile.graph.environment.batch)
-    peak, plain = gibibytes(chosen.timeline.peak_bytes), gibibytes(chosen.profile.peak_bytes)
+    peak, plain = format_bytes(chosen.timeline.peak_bytes), format_bytes(chosen.profile.peak_bytes)
     return f"{inputs}: peak {peak} instead of {plain}, {chosen.overhead:+.1%} time"
 
 
-def _captured(
-    model: nn.Module, arguments: Arguments, known: Reads | None, optimizer: torch.optim.Optimizer | None
-) -> tuple[TracedStep, Tree]:
+def _capture(
+    model: nn.Module, arguments: Arguments, known: LossInputs | None, optimizer: torch.optim.Optimizer | None
+) -> tuple[TracedStep, OutputTree]:
     """The step of a model whose loss is computed outside, and what the model gives."""
-    found: list[Tree] = []
+    found: list[OutputTree] = []
     device = _device_of(pytree.tree_leaves(arguments))
     settings = _autocast(device)
 
     def call(model: nn.Module, batch: Arguments) -> tuple[torch.Tensor, ...]:
         with torch.autocast(device.type, dtype=settings) if settings else nullcontext():
             output = _call(model, batch)
-        tree, tensors = tree_of(output, known)
+        tree, tensors = flatten_output(output, known)
         found.append(tree)
         return tuple(tensor if position in tree.read else tensor.detach() for position, tensor in enumerate(tensors))
 
     with torch.autocast(device.type, enabled=False):
-        step = capture(model, arguments, call, optimizer, is_open=True)
+        step = capture(model, arguments, call, optimizer, external_loss=True)
     return step, found[-1]
 
 
@@ -286,24 +288,24 @@ def _as_arguments(example: object) -> Arguments:
     if isinstance(example, (tuple, list)):
         return dict(enumerate(example))
     raise AcwbError(
-        f"example_inputs is {described(example)}: give a tuple of positional inputs or a dict of keyword inputs, (x,) "
-        "for one tensor."
+        f"example_inputs is {describe_value(example)}: give a tuple of positional inputs or a dict of keyword inputs, "
+        "(x,) for one tensor."
     )
 
 
 def _with_loss(costs: Profile, step: TracedStep, share: float) -> Profile:
-    """A profile in which the loss has its memory where its derivatives are made."""
-    derivatives = [node.name for node in step.fx_graph.nodes if "derivative_of" in node.meta]
-    size = sum(step.graph.storage[name].bytes for name in derivatives)
+    """A profile in which the loss has its memory where its tangents are made."""
+    tangents = [node.name for node in step.fx_graph.nodes if "tangent_of" in node.meta]
+    size = sum(step.graph.storage[name].bytes for name in tangents)
     more = max(0, round(share * size) - size)
-    return replace(costs, workspace_bytes={**costs.workspace_bytes, derivatives[0]: more})
+    return replace(costs, workspace_bytes={**costs.workspace_bytes, tangents[0]: more})
 
 
 def _with_more(step: TracedStep, accumulate: bool) -> StepGraph:
     """The step's graph with what else is there: former values of what is written back, gradients of earlier batches."""
     graph = step.graph
     placeholders = step.fx_graph.find_nodes(op="placeholder")
-    former = [placeholders[position].meta["storage"] for position in former_inputs(step)]
+    former = [placeholders[position].meta["storage"] for position in inputs_overwritten_before_backward(step)]
     more = [Storage(f"{name}, former value", graph.storage[name].bytes, Role.OTHER) for name in former]
     if accumulate:
         for parameter, gradient in graph.gradients:

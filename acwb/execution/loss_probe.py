@@ -14,7 +14,7 @@ from acwb.capture.step import TracedStep
 from acwb.capture.tracer import LossFunction
 from acwb.errors import AcwbError
 from acwb.execution.autograd_function import Arguments, as_arguments
-from acwb.execution.output_tree import Tree
+from acwb.execution.output_tree import OutputTree
 from acwb.execution.shared_module import SharedModule
 from acwb.profiling.devices import meter_of
 
@@ -52,22 +52,22 @@ def arguments_of_call(loss_fn: LossFunction, model: nn.Module, batch: object) ->
 
 
 def probe_loss(
-    loss_fn: LossFunction, model: nn.Module, batch: object, tree: Tree, step: TracedStep
+    loss_fn: LossFunction, model: nn.Module, batch: object, tree: OutputTree, step: TracedStep
 ) -> tuple[float, tuple[int, ...]]:
-    """The memory that a loss takes, as a multiple of its derivatives, and which outputs it is computed from."""
+    """The memory that a loss takes, as a multiple of its tangents, and which outputs it is computed from."""
     outputs = tuple(
-        torch.ones(form.shape, dtype=form.dtype, device=form.device, requires_grad=form.requires_grad)
-        for form in tree.forms
+        torch.ones(spec.shape, dtype=spec.dtype, device=spec.device, requires_grad=spec.requires_grad)
+        for spec in tree.specs
     )
-    wanted = [position for position, form in enumerate(tree.forms) if form.requires_grad]
+    wanted = [position for position, spec in enumerate(tree.specs) if spec.requires_grad]
     device = step.device
-    state = rng.random_state(device)
+    state = rng.get_state(device)
     meter = meter_of(device)
     with torch.enable_grad(), meter, meter.watch("loss"):
         loss = loss_fn(_StandIn(model, lambda _: tree.filled(outputs)), batch)
-        derivatives = torch.autograd.grad(loss, [outputs[position] for position in wanted], allow_unused=True)
-    rng.set_random_state(device, state)
-    read = tuple(at for at, derivative in zip(wanted, derivatives, strict=True) if derivative is not None)
+        tangents = torch.autograd.grad(loss, [outputs[position] for position in wanted], allow_unused=True)
+    rng.set_state(device, state)
+    read = tuple(at for at, derivative in zip(wanted, tangents, strict=True) if derivative is not None)
     if not read:
         raise AcwbError("loss_fn does not compute the loss from what the model gives, so nothing would be trained.")
-    return meter.growth()["loss"] / sum(each.nbytes for each in derivatives if each is not None), read
+    return meter.growth()["loss"] / sum(each.nbytes for each in tangents if each is not None), read

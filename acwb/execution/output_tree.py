@@ -6,32 +6,32 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from acwb.capture.tensor_specs import Form
-from acwb.capture.validation import described
+from acwb.capture.tensor_specs import TensorSpec
+from acwb.capture.validation import describe_value
 from acwb.errors import CaptureError
 
 
 @dataclass(frozen=True)
-class Tree:
+class OutputTree:
     """What a model gives: tensors, and what stands around them.
 
     Attributes:
         leaves: what it gives besides tensors; in the place of a tensor, its position among them.
         names: of the tensors.
-        forms: of the tensors, as the model gives them.
+        specs: of the tensors, as the model gives them.
         read: the positions of those from which the loss is computed.
     """
 
-    spec: pytree.TreeSpec
+    structure: pytree.TreeSpec
     leaves: tuple["int | Constant", ...]
     names: tuple[str, ...]
-    forms: tuple[Form, ...]
+    specs: tuple[TensorSpec, ...]
     read: tuple[int, ...]
 
     def filled(self, tensors: tuple[torch.Tensor, ...]) -> Any:
         """What the model gives, with these tensors."""
         leaves = [leaf.value if isinstance(leaf, Constant) else tensors[leaf] for leaf in self.leaves]
-        return self.spec.unflatten(leaves)
+        return self.structure.unflatten(leaves)
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Reads:
+class LossInputs:
     """From which of the tensors that a model gives the loss is computed."""
 
     names: tuple[str, ...]
     read: tuple[int, ...]
 
 
-def tree_of(output: Any, known: Reads | None) -> tuple[Tree, tuple[torch.Tensor, ...]]:
+def flatten_output(output: Any, known: LossInputs | None) -> tuple[OutputTree, tuple[torch.Tensor, ...]]:
     """Take apart what a model gives; what the loss reads of it may be `known`."""
-    paths, spec = pytree.tree_flatten_with_path(output)
+    paths, structure = pytree.tree_flatten_with_path(output)
     leaves: list[int | Constant] = []
     tensors: dict[int, torch.Tensor] = {}
     names: list[str] = []
@@ -66,13 +66,15 @@ def tree_of(output: Any, known: Reads | None) -> tuple[Tree, tuple[torch.Tensor,
             leaves.append(Constant(leaf))
         else:
             raise CaptureError(
-                f"The model gives {described(leaf)} ({name}), which a plan cannot give again: return tensors, in "
+                f"The model gives {describe_value(leaf)} ({name}), which a plan cannot give again: return tensors, in "
                 "tuples or dicts (in transformers, set use_cache=False)."
             )
-    forms = tuple(Form.of(tensor) for tensor in tensors.values())
-    wanted = [position for position, form in enumerate(forms) if form.requires_grad]
+    specs = tuple(TensorSpec.of(tensor) for tensor in tensors.values())
+    wanted = [position for position, spec in enumerate(specs) if spec.requires_grad]
     if not wanted:
-        raise CaptureError(f"The model gives {described(output)}, of which nothing requires grad: nothing to train.")
+        raise CaptureError(
+            f"The model gives {describe_value(output)}, of which nothing requires grad: nothing to train."
+        )
     losses = [position for position in wanted if names[position] in ("output['loss']", "output.loss")]
     read = known.read if known is not None and known.names == tuple(names) else tuple(losses or wanted)
-    return Tree(spec, tuple(leaves), tuple(names), forms, read), tuple(tensors.values())
+    return OutputTree(structure, tuple(leaves), tuple(names), specs, read), tuple(tensors.values())

@@ -1,6 +1,6 @@
 """Splits a planned step at the end of its forward phase, for a loop in which the loss is computed outside.
 
-What the backward phase reads of the forward phase is handed over in a list, from which the generated code of the
+What the backward phase reads of the forward phase is saved for backward in a list, from which the generated code of the
 backward phase takes each value, so that it is the only one to hold it and drops it at its last use.
 """
 
@@ -17,25 +17,25 @@ from acwb.capture.step import TracedStep
 from acwb.core.graph import Phase, Role
 
 # They take running statistics, which in training have no part in what they give that is of use after the forward phase.
-PASS_ON = (
+IGNORE_RUNNING_STATISTICS = (
     torch.ops.aten._native_batch_norm_legit_functional.default,
     torch.ops.aten.native_batch_norm_backward.default,
 )
 
 
 @dataclass(frozen=True, eq=False)
-class Halves:
+class PartitionedStep:
     """The two phases of a step as generated code.
 
     Attributes:
-        forward: takes the step's inputs and the random states; gives the outputs, what is handed over (in a list), and
-            the new values of what the step writes back.
-        backward: takes that list (which it empties), the inputs that it reads, the random states, and the derivatives
+        forward: takes the step's inputs and the random states; gives the outputs, the list of values saved for
+            backward, and the new values of what the step writes back.
+        backward: takes that list (which it empties), the inputs that it reads, the random states, and the tangents
             of the outputs; gives a gradient, or None, for each parameter slot.
         read: the positions of the inputs that the backward phase reads.
         stale: those of them that are written back in between, so that it must be given their former values.
         states: the names of the random states that the forward phase keeps and the backward phase replays from.
-        derived: the positions of the outputs whose derivatives the backward phase takes, and the strides of these.
+        tangent_strides: the positions of the outputs whose tangents the backward phase takes, and the strides of these.
     """
 
     forward: Callable[..., tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]]
@@ -43,15 +43,15 @@ class Halves:
     read: tuple[int, ...]
     stale: tuple[int, ...]
     states: tuple[str, ...]
-    derived: dict[int, tuple[int, ...]]
+    tangent_strides: dict[int, tuple[int, ...]]
 
 
-def take(values: list[Any]) -> Any:
-    """The next value of what is handed over."""
+def pop_saved(values: list[Any]) -> Any:
+    """The next value of what is saved for backward."""
     return values.pop()
 
 
-def split(step: TracedStep, states: Sequence[str]) -> Halves:
+def partition(step: TracedStep, states: Sequence[str]) -> PartitionedStep:
     """The two phases of a step whose loss is computed outside.
 
     Args:
@@ -65,34 +65,34 @@ def split(step: TracedStep, states: Sequence[str]) -> Halves:
     inputs = [node for node in graph.find_nodes(op="placeholder") if node.meta["role"] is not Role.OPTIMIZER_STATE]
     ops = [node for node in graph.nodes if node.op == "call_function" and not node.meta.get("writes_back")]
     first = [node for node in ops if _phase(node) is Phase.FORWARD]
-    derivatives = [node for node in ops if "derivative_of" in node.meta]
-    second = [node for node in ops if _phase(node) is Phase.BACKWARD and node not in derivatives]
+    tangents = [node for node in ops if "tangent_of" in node.meta]
+    second = [node for node in ops if _phase(node) is Phase.BACKWARD and node not in tangents]
     second = _views_of([inputs[position] for position in step.updated], first, second) + second
     used = {source for node in second for source in node.all_input_nodes} | {each for each in gradients if each}
-    handed = [node for node in first if node in used and node not in second]
+    saved = [node for node in first if node in used and node not in second]
     read = tuple(position for position, node in enumerate(inputs) if node in used)
     constants = [node for node in graph.find_nodes(op="get_attr") if node.target not in states]
     kept = [node for node in graph.find_nodes(op="get_attr") if node.target in states]
 
-    forward = _Part(step)
+    forward = _PartialGraph(step)
     forward.add_placeholders(inputs + kept)
     forward.add(constants + first)
-    forward.close((list(outputs), handed, updates))
+    forward.close((list(outputs), saved, updates))
 
-    backward = _Part(step)
-    values = backward.graph.placeholder("handed_over")
-    backward.add_placeholders([inputs[position] for position in read] + kept + derivatives)
-    for node in reversed(handed):
-        backward.copies[node] = backward.graph.create_node("call_function", take, (values,), name=node.name)
+    backward = _PartialGraph(step)
+    values = backward.graph.placeholder("saved_for_backward")
+    backward.add_placeholders([inputs[position] for position in read] + kept + tangents)
+    for node in reversed(saved):
+        backward.copies[node] = backward.graph.create_node("call_function", pop_saved, (values,), name=node.name)
     backward.add(constants + second)
     backward.close(list(gradients))
-    return Halves(
+    return PartitionedStep(
         forward.code(),
         backward.code(),
         read,
         stale=tuple(position for position in step.updated if _matters(inputs[position], second)),
         states=tuple(node.target for node in kept),
-        derived={node.meta["derivative_of"]: _strides(node.meta["val"]) for node in derivatives},
+        tangent_strides={node.meta["tangent_of"]: _strides(node.meta["val"]) for node in tangents},
     )
 
 
@@ -109,21 +109,25 @@ def _views_of(written: Sequence[fx.Node], first: Sequence[fx.Node], second: Sequ
     return found[::-1]
 
 
-def former_inputs(step: TracedStep) -> list[int]:
+def inputs_overwritten_before_backward(step: TracedStep) -> list[int]:
     """The positions of inputs whose former values the backward phase may have to be given, by some plan."""
     inputs = step.fx_graph.find_nodes(op="placeholder")
     return [position for position in step.updated if _matters(inputs[position], list(inputs[position].users))]
 
 
 def _strides(value: torch.Tensor) -> tuple[int, ...]:
-    """The layout in which a derivative is taken: as recorded, but with memory of its own for every element."""
+    """The layout in which a tangent is taken: as recorded, but with memory of its own for every element."""
     overlaps = any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))
     return torch.empty(value.shape, device="meta").stride() if overlaps else value.stride()
 
 
 def _matters(node: fx.Node, readers: Sequence[fx.Node]) -> bool:
     """Whether the value of an input matters to some of these ops; in training, normalization only passes it on."""
-    readers = [reader for reader in readers if not reader.meta.get("writes_back") and reader.target not in PASS_ON]
+    readers = [
+        reader
+        for reader in readers
+        if not reader.meta.get("writes_back") and reader.target not in IGNORE_RUNNING_STATISTICS
+    ]
     return any(node in reader.all_input_nodes for reader in readers)
 
 
@@ -134,7 +138,7 @@ def _phase(node: fx.Node) -> Phase:
     return phase
 
 
-class _Part:
+class _PartialGraph:
     """A graph in the making from nodes of another."""
 
     def __init__(self, step: TracedStep) -> None:

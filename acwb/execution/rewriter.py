@@ -50,21 +50,21 @@ def rewrite(step: TracedStep, plan: Plan) -> PlannedStep:
     if plan.profile.graph.fingerprint != step.graph.fingerprint:
         environment = step.graph.environment
         raise AcwbError(
-            f"The plan is for another step than this one ({environment.model}, {', '.join(environment.batch)}): "
+            f"The plan is for another step than this one ({step.graph.title}, {', '.join(environment.batch)}): "
             "profile and plan this step."
         )
     swapped = next((each for each in plan.schedule.entries if isinstance(each, (SwapOut, SwapIn))), None)
     if swapped is not None:
         raise AcwbError(f"The plan swaps {swapped.storage}, which a rewritten step does not do: plan without swapping.")
     for each in recomputations(plan.schedule):
-        if step.graph.ops[step.graph.rank[each.before]].phase is Phase.OPTIMIZER:
+        if step.graph.op(each.before).phase is Phase.OPTIMIZER:
             raise AcwbError(
                 f"The plan runs {each.runs[0].op} again before {each.before}, which is the optimizer's own: plan again."
             )
     plan.timeline  # a schedule that cannot be followed is refused here  # noqa: B018
-    emission = _Emission(step, plan.schedule)
+    emission = _GraphEmitter(step, plan.schedule)
     changed = {
-        "graph": described(step.graph, plan.schedule),
+        "graph": rewritten_graph(step.graph, plan.schedule),
         "fx_graph": emission.graph,
         "constants": {**step.constants, **emission.states},
     }
@@ -110,7 +110,7 @@ def state_name(op: str) -> str:
     return f"{op}_random_state"
 
 
-class _Emission:
+class _GraphEmitter:
     """The FX graph that does what a schedule says.
 
     Attributes:
@@ -131,7 +131,7 @@ class _Emission:
             self._take_over(node)
         for op, *others in groups:
             for run in before.get(op.name, ()):
-                copy = self._by_shortcut if run.short else self._again
+                copy = self._emit_by_rule if run.by_rule else self._again
                 copy(originals[run.op], run, op.meta["phase"])
             if op.name in replayed:
                 self._keep_state(op)
@@ -158,15 +158,15 @@ class _Emission:
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._newest.__getitem__)
         if node.name in self._state_of:
             state = self._state_of[node.name]
-            copy = self._add(node, run, rng.replayed, (state, self._device, node.target, args, kwargs), phase)
+            copy = self._add(node, run, rng.replay, (state, self._device, node.target, args, kwargs), phase)
         else:
             copy = self._add(node, run, node.target, args, phase)
             copy.kwargs = kwargs
         for position, part in parts_of(node).items():
             self._add(part, run, operator.getitem, (copy, position), phase)
 
-    def _by_shortcut(self, node: fx.Node, run: Run, phase: Phase) -> None:
-        """An op's first result once more, from what its shortcut reads."""
+    def _emit_by_rule(self, node: fx.Node, run: Run, phase: Phase) -> None:
+        """An op's first result once more, from what its recompute rule reads."""
         rule, parts = rule_of(node.target, node.args), parts_of(node)
         assert rule is not None  # or the profile would not have measured it
         read = [
@@ -181,12 +181,12 @@ class _Emission:
     def _keep_state(self, node: fx.Node) -> None:
         """Keep the random state from which an op that will replay draws."""
         name = state_name(node.name)
-        self.states[name] = rng.random_state(self._device)
+        self.states[name] = rng.get_state(self._device)
         about = {"phase": node.meta["phase"], "module": node.meta["module"]}
         state = self._state_of[node.name] = self.graph.create_node("get_attr", name, name=name)
         state.meta = {"val": self.states[name], **about}
         arguments = (state, self._device)
-        kept = self.graph.create_node("call_function", rng.keep_random_state, arguments, name=f"{name}_kept")
+        kept = self.graph.create_node("call_function", rng.record_state, arguments, name=f"{name}_kept")
         kept.meta = {"val": None, **about}
 
 
@@ -200,7 +200,7 @@ def _by_op(graph: fx.Graph) -> list[list[fx.Node]]:
     return groups
 
 
-def described(graph: StepGraph, schedule: Schedule) -> StepGraph:
+def rewritten_graph(graph: StepGraph, schedule: Schedule) -> StepGraph:
     """The graph of the step that does what a schedule says, without torch."""
     newest = {name: name for name in (*graph.rank, *graph.storage)}
 
@@ -213,25 +213,25 @@ def described(graph: StepGraph, schedule: Schedule) -> StepGraph:
     runs = [entry for entry in schedule.entries if isinstance(entry, Run)]
     phases = _phases(graph, runs)
     for run, phase in zip(runs, phases, strict=True):
-        op = graph.ops[graph.rank[run.op]]
-        made = made_by(op, run.short)
-        copies = {name: copy_name(op.name if run.short else name, run.copy) for name in made}
-        state = (state_name(op.name),) if run.copy and not run.short and op.name in replayed else ()
+        op = graph.op(run.op)
+        made = made_by(op, run.by_rule)
+        copies = {name: copy_name(op.name if run.by_rule else name, run.copy) for name in made}
+        state = (state_name(op.name),) if run.copy and not run.by_rule and op.name in replayed else ()
         if op.name in replayed and not run.copy:
             storages.append(Storage(state_name(op.name), graph.environment.random_state_bytes, Role.OTHER))
-            ops.append(_state_kept(op))
+            ops.append(_record_state_op(op))
         ops.append(
             replace(
                 op,
                 name=copy_name(op.name, run.copy),
                 phase=phase,
-                target=f"{op.target}{BY_RULE}" if run.short else op.target,
+                target=f"{op.target}{BY_RULE}" if run.by_rule else op.target,
                 needs=latest(op.needs),
-                inputs=latest(op.shortcut if run.short else op.inputs) + state,
+                inputs=latest(op.rule_inputs if run.by_rule else op.inputs) + state,
                 outputs=tuple(copies.values()),
                 mutates=latest(op.mutates),
                 holds=latest(op.holds),
-                shortcut=() if run.copy else tuple(newest[name] for name in op.shortcut),
+                rule_inputs=() if run.copy else tuple(newest[name] for name in op.rule_inputs),
                 recomputes=op.name if run.copy else "",
             )
         )
@@ -252,11 +252,11 @@ def _phases(graph: StepGraph, runs: Sequence[Run]) -> list[Phase]:
     """The phase of each run: that of the next op of the step."""
     found: list[Phase] = []
     for run in reversed(runs):
-        found.append(found[-1] if run.copy else graph.ops[graph.rank[run.op]].phase)
+        found.append(found[-1] if run.copy else graph.op(run.op).phase)
     return found[::-1]
 
 
-def _state_kept(op: Op) -> Op:
+def _record_state_op(op: Op) -> Op:
     name = state_name(op.name)
     return Op(f"{name}_kept", STATE_KEPT, op.phase, op.module, inputs=(name,), mutates=(name,))
 

@@ -21,18 +21,18 @@ from acwb.capture.step import TracedStep
 from acwb.core.schedule import just_in_time
 from acwb.core.simulator import simulate
 from acwb.evaluation import baselines
-from acwb.evaluation.comparison import ALTERNATIVES, COMPILED, Contest
-from acwb.evaluation.fresh_process import launch
+from acwb.evaluation.comparison import ALTERNATIVES, COMPILED, MethodComparison
+from acwb.evaluation.fresh_process import run_in_fresh_process
 from acwb.evaluation.memory import allocated_peak_bytes, peak_live_bytes, peaks_of, tensor_peak_bytes
 from acwb.evaluation.memory_cap import train_within
 from acwb.evaluation.timing import Ratio, interleave, ratio
 from acwb.profiling.devices import clock_of
-from acwb.profiling.instruments import Timed
+from acwb.profiling.instruments import OpTimer
 from acwb.profiling.process_memory import peak_resident_bytes
-from acwb.profiling.replay import Replay, unchanged
-from acwb.results.cache import contest_of
+from acwb.profiling.replay import Replay, state_preserved
+from acwb.results.cache import cached_comparison
 from acwb.results.figures import save_figure, save_table
-from acwb.subject import Action, Contender
+from acwb.subject import Action, StepBuilder
 
 Row = dict[str, Any]
 
@@ -49,7 +49,7 @@ PREDICTED = (
 
 # What is planned and run: subject, batch size, reductions of the peak above static.
 PLANNED = (("resnet152", 16, (0.3, 0.5, 0.7)), ("bert", 16, (0.3, 0.5, 0.6)))
-WIDEST = 0.06  # of an interval of a time ratio
+MAX_INTERVAL = 0.06  # of an interval of a time ratio
 LEAST_ROUNDS = 11
 MOST_ROUNDS = 59
 
@@ -116,7 +116,7 @@ def predicted_beside_measured(name: str, batch_size: int, optimizer: str, rounds
         "phase": str(step.graph.ops[profile.peak_rank].phase),
         "tensors": tensors / (tensor_peak_bytes(step) - static),
         "allocator": total / (allocated_peak_bytes(step) - static),
-        "process": total / (peaks_of(make, baselines.captured).process - static),
+        "process": total / (peaks_of(make, baselines.captured).process_bytes - static),
         "step_ms": step_milliseconds,
         **_columns("op_medians", relative),
         **_columns("ops_of_a_round", together),
@@ -130,8 +130,8 @@ def sum_of_ops_beside_step(step: TracedStep, rounds: int) -> tuple[float, Ratio,
     A machine that is slow now and then slows few runs of an op, but something in every step: then the first ratio falls
     below one, and the second does not.
     """
-    timed = Timed(clock_of(step.device))
-    with unchanged(step) as tensors:
+    timed = OpTimer(clock_of(step.device))
+    with state_preserved(step) as tensors:
         replay = Replay(step, tensors)
         seconds = interleave({"step": step.run, "replay": partial(replay.run, timed)}, rounds)
     ops = numpy.array(list(timed.seconds().values()))[:, 1:]  # without the warm-up
@@ -161,7 +161,7 @@ def planned_beside_eager(name: str, batch_size: int, wanted: tuple[float, ...]) 
     for part, plan in plans.items():
         time = ratio(seconds[part], seconds["eager"])
         budget = plan.budget_bytes or 0
-        process = peaks_of(make, partial(baselines.planned, plan=plan)).process
+        process = peaks_of(make, partial(baselines.planned, plan=plan)).process_bytes
         yield {
             "subject": name,
             "batch_size": batch_size,
@@ -183,7 +183,7 @@ def _timed_until_narrow(name: str, eager: Action, steps: Mapping[str, TracedStep
     seconds = interleave(actions, LEAST_ROUNDS)
     _keep_rounds(name, seconds)
     while len(seconds["eager"]) < MOST_ROUNDS and any(
-        _width(ratio(seconds[part], seconds["eager"])) > WIDEST for part in steps
+        _width(ratio(seconds[part], seconds["eager"])) > MAX_INTERVAL for part in steps
     ):
         for action, more in interleave(actions, 2, warm_up=False).items():
             seconds[action] += more
@@ -202,36 +202,38 @@ def _width(relative: Ratio) -> float:
 
 def overheads() -> None:
     """Plans of the real subjects beside their runs."""
-    _tell("overheads", (row for name, batch, wanted in PLANNED for row in planned_beside_eager(name, batch, wanted)))
+    _print_and_save(
+        "overheads", (row for name, batch, wanted in PLANNED for row in planned_beside_eager(name, batch, wanted))
+    )
 
 
 def bench() -> None:
-    """Hold the contests with what people use."""
+    """Hold the comparisons with what people use."""
     for name, batch_size, options, is_timed in CONTESTS:
-        _hold("contest", name, batch_size, options, ALTERNATIVES, ROUNDS_OF_CONTEST if is_timed else 0)
+        _compare("comparison", name, batch_size, options, ALTERNATIVES, ROUNDS_OF_CONTEST if is_timed else 0)
 
 
 def bench_inductor() -> None:
     """Hold those with compiled kernels, each to be seen against its own budget of 1."""
     for name, batch_size, options, is_timed in CONTESTS:
         if is_timed:
-            found = _hold("inductor", name, batch_size, options, COMPILED, ROUNDS_OF_CONTEST)
+            found = _compare("inductor", name, batch_size, options, COMPILED, ROUNDS_OF_CONTEST)
             for label in COMPILED:
                 relative, first = found.time(label, next(iter(COMPILED))), found.row(label).first_seconds
                 sys.stdout.write(f"  {label}: {relative} of its own budget 1.0; first step {first:,.0f} s\n")
             sys.stdout.flush()
 
 
-def _hold(
-    kind: str, name: str, batch_size: int, options: dict[str, Any], all_of_them: Mapping[str, Contender], rounds: int
-) -> Contest:
-    """Hold a contest anew; notebook 7 reads it where it finds it."""
-    found, _ = contest_of(name, batch_size, options, all_of_them, rounds, RESULTS, kind, anew=True)
+def _compare(
+    kind: str, name: str, batch_size: int, options: dict[str, Any], all_of_them: Mapping[str, StepBuilder], rounds: int
+) -> MethodComparison:
+    """Hold a comparison anew; notebook 7 reads it where it finds it."""
+    found, _ = cached_comparison(name, batch_size, options, all_of_them, rounds, RESULTS, kind, anew=True)
     sys.stdout.write(f"{found}\n")
     sys.stdout.flush()
     label = "_".join(["07", name, *(["inductor"] if kind == "inductor" else []), *([] if rounds else ["dropout"])])
     if rounds:
-        save_figure(plots.contest(found), label, found.records, RESULTS)
+        save_figure(plots.method_comparison(found), label, found.records, RESULTS)
     else:
         save_table(label, found.records, RESULTS)
     return found
@@ -239,7 +241,7 @@ def _hold(
 
 def largest() -> None:
     """The largest batches that train in a given memory, confirmed under a hard cap."""
-    _tell("largest", starmap(largest_within, LARGEST))
+    _print_and_save("largest", starmap(largest_within, LARGEST))
 
 
 def largest_within(name: str, memory: str) -> Row:
@@ -251,7 +253,7 @@ def largest_within(name: str, memory: str) -> Row:
 
 def capped() -> None:
     """Trainings under a hard cap in which plain PyTorch does not fit; a fresh process for each row."""
-    _tell("capped", starmap(partial(launch, trained_under_a_cap), CAPPED))
+    _print_and_save("capped", starmap(partial(run_in_fresh_process, trained_under_a_cap), CAPPED))
 
 
 def trained_under_a_cap(name: str, batch_size: int) -> Row:
@@ -286,23 +288,25 @@ def trained_under_a_cap(name: str, batch_size: int) -> Row:
 
 def captured() -> None:
     """The captured step beside eager, and a capture far beyond memory; a fresh process for each row."""
-    beside = (launch(captured_beside_eager, name, 4) for name in ("resnet152", "bert"))
-    _tell("captured", chain(beside, (launch(captured_beyond_memory, batch) for batch in (1024,))))
+    beside = (run_in_fresh_process(captured_beside_eager, name, 4) for name in ("resnet152", "bert"))
+    _print_and_save(
+        "captured", chain(beside, (run_in_fresh_process(captured_beyond_memory, batch) for batch in (1024,)))
+    )
 
 
 def predictions() -> None:
     """Predictions beside measurements; a fresh process for each row."""
-    _tell(
+    _print_and_save(
         "predictions",
         (
-            launch(predicted_beside_measured, name, batch_size, optimizer, rounds)
+            run_in_fresh_process(predicted_beside_measured, name, batch_size, optimizer, rounds)
             for name, batch_size, rounds in PREDICTED
             for optimizer in ("sgd", "adamw")
         ),
     )
 
 
-def _tell(name: str, measured: Iterable[Row]) -> None:
+def _print_and_save(name: str, measured: Iterable[Row]) -> None:
     """Print each row as soon as it is measured, and keep the table once it is whole."""
     rows: list[Row] = []
     for row in measured:

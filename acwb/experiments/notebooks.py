@@ -21,7 +21,7 @@ from acwb.errors import AcwbError
 NOTEBOOKS = Path(acwb.__file__).parent.parent / "notebooks"
 PARAMETERS = "parameters"
 WIDGET = "application/vnd.jupyter.widget-view+json"
-SECONDS = 8 * 3600  # for one cell at full scale
+CELL_TIMEOUT_SECONDS = 8 * 3600  # for one cell at full scale
 
 
 def with_parameters(notebook: nbformat.NotebookNode, scale: str, folder: Path) -> nbformat.NotebookNode:
@@ -36,28 +36,28 @@ def with_parameters(notebook: nbformat.NotebookNode, scale: str, folder: Path) -
     return notebook
 
 
-def executed(path: Path, scale: str, folder: Path) -> nbformat.NotebookNode:
+def run_notebook(path: Path, scale: str, folder: Path) -> nbformat.NotebookNode:
     """The notebook, run from its first cell to its last."""
     from_there = Path(os.path.relpath(folder, path.parent))  # what a cell prints must not tell whose machine it was
     notebook = with_parameters(nbformat.read(path, as_version=4), scale, from_there)
     place = {"metadata": {"path": str(path.parent)}}
     quiet = ["--log-level=ERROR"]  # a kernel warns of its sockets, which are this machine's own
-    NotebookClient(notebook, timeout=SECONDS, resources=place, extra_arguments=quiet).execute()
+    NotebookClient(notebook, timeout=CELL_TIMEOUT_SECONDS, resources=place, extra_arguments=quiet).execute()
     return notebook
 
 
-def readable(notebook: nbformat.NotebookNode, source: nbformat.NotebookNode) -> nbformat.NotebookNode:
+def without_transient_outputs(notebook: nbformat.NotebookNode, source: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """The notebook as it is kept: outputs of this run, sources as they were, no widgets, no progress bars."""
     for cell, before in zip(notebook.cells, source.cells, strict=True):
         cell.source = before.source
         if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if not _is_of_the_moment(output)]
+            cell.outputs = [output for output in cell.outputs if not _is_transient(output)]
             cell.metadata.pop("execution", None)
     notebook.metadata.pop("widgets", None)
     return notebook
 
 
-def _is_of_the_moment(output: nbformat.NotebookNode) -> bool:
+def _is_transient(output: nbformat.NotebookNode) -> bool:
     return output.get("name") == "stderr" or WIDGET in output.get("data", {})
 
 
@@ -69,12 +69,12 @@ def publish(scale: str, folder: Path, chosen: Iterable[Path]) -> None:
         sys.stdout.write(f"{path.name} … ")
         sys.stdout.flush()
         try:
-            notebook = executed(path, scale, folder)
+            notebook = run_notebook(path, scale, folder)
         except CellExecutionError as error:
             sys.stdout.write("stopped\n")
             raise AcwbError(f"{path.name} stopped at scale {scale}: {error}") from error
         if scale == "full":
-            text = nbformat.writes(readable(notebook, nbformat.read(path, as_version=4)))
+            text = nbformat.writes(without_transient_outputs(notebook, nbformat.read(path, as_version=4)))
             files.write_texts({path: text + "\n"})
         sys.stdout.write(f"{time.perf_counter() - start:,.0f} s\n")
         sys.stdout.flush()

@@ -16,7 +16,7 @@ import numpy
 import acwb
 from acwb.core.profile import Profile
 from acwb.core.simulator import Timeline
-from acwb.evaluation.fresh_process import launch
+from acwb.evaluation.fresh_process import run_in_fresh_process
 from acwb.experiments.synthetic_network import ResidualNetwork
 from acwb.planning.frontier import Frontier
 from acwb.planning.heuristics import keep_all, per_block, recompute_all, sqrt_n
@@ -37,7 +37,7 @@ SUBJECTS = (
     ("encoder", 8, (0.2, 0.4), 1),
     ("resnet18", 8, (0.2, 0.4), 1),
 )
-RIVALS: tuple[Callable[[Profile, int], Plan], ...] = (keep_all, recompute_all, sqrt_n, per_block, mu_two)
+OTHER_PLANNERS: tuple[Callable[[Profile, int], Plan], ...] = (keep_all, recompute_all, sqrt_n, per_block, mu_two)
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ class Floor:
         return f"floor: {self.tensors - 1:.1%} of tensor bytes, {self.total - 1:.1%} of all bytes"
 
 
-def tradeoff_of(
+def study_subject(
     name: str, batch_size: int, wanted: tuple[float, ...], beside_others: bool
 ) -> tuple[list[Reduction], Floor, list[str]]:
     """What the frontier reaches with one fresh profile of a subject. Run in a process of its own."""
     subject = getattr(acwb.models, name)(batch_size=batch_size)
     profile = acwb.profile(acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer))
-    return *reductions(profile, wanted), contest(profile) if beside_others else []
+    return *reductions(profile, wanted), compare_planners(profile) if beside_others else []
 
 
 def reductions(profile: Profile, wanted: tuple[float, ...]) -> tuple[list[Reduction], Floor]:
@@ -94,7 +94,7 @@ def reductions(profile: Profile, wanted: tuple[float, ...]) -> tuple[list[Reduct
     return found, floor
 
 
-def contest(profile: Profile) -> list[str]:
+def compare_planners(profile: Profile) -> list[str]:
     """Every planner at budgets from floor to baseline beside the frontier, and the seconds that each takes."""
     seconds, frontier = _timed(acwb.frontier, profile)
     budgets = [int(size) for size in numpy.linspace(frontier.floor_bytes, frontier.baseline_bytes, BUDGETS)]
@@ -104,14 +104,14 @@ def contest(profile: Profile) -> list[str]:
         f"frontier: {len(frontier.points)} points in {seconds:.2f} s; a plan with its timeline: median "
         f"{statistics.median(waits):.1f} ms, most {waits[-1]:.1f} ms"
     ]
-    for rival in RIVALS:
-        pairs = [_timed(rival, profile, size) for size in budgets]
+    for other in OTHER_PLANNERS:
+        pairs = [_timed(other, profile, size) for size in budgets]
         fitting = [(ours, plan) for (_, ours), (_, plan) in zip(looked_up, pairs, strict=True) if plan.fits]
         ahead = [ours.seconds / plan.timeline.seconds for ours, plan in fitting]
         claimed = sum(plan.claimed_peak_bytes <= size for size, (_, plan) in zip(budgets, pairs, strict=True))
         behind = sum(ratio > 1 + 1e-9 for ratio in ahead)
         lines.append(
-            f"{rival.__name__}: fits {len(fitting)} of {BUDGETS} budgets ({claimed} claimed), there the frontier takes "
+            f"{other.__name__}: fits {len(fitting)} of {BUDGETS} budgets ({claimed} claimed), there the frontier takes "
             + (f"×{min(ahead):.3f} to ×{max(ahead):.3f} of its time" if ahead else "–")
             + f"; ahead of the frontier at {behind}; at most {max(pairs, key=lambda pair: pair[0])[0]:.2f} s to plan"
         )
@@ -151,7 +151,7 @@ def main() -> None:
         floors: list[Floor] = []
         found: list[list[Reduction]] = []
         for number in range(profiles):
-            some, floor, lines = launch(tradeoff_of, name, batch_size, wanted, number == 0)
+            some, floor, lines = run_in_fresh_process(study_subject, name, batch_size, wanted, number == 0)
             found.append(some)
             floors.append(floor)
             _write(f"{name}, batch {batch_size}, profile {number + 1}: ", [*some, floor, *lines])

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from acwb.errors import AcwbError
 from acwb.evaluation.comparison import ALTERNATIVES
-from acwb.subject import Contender
+from acwb.subject import StepBuilder
 
 
 @dataclass(frozen=True)
-class Scale:
+class ExperimentScale:
     """How large and how often.
 
     Attributes:
@@ -17,9 +17,9 @@ class Scale:
         bert: and of BERT's; at 4 and below, its peak lies in the optimizer's step, where no plan can lower it.
         resnet_batches: of its sweep.
         bert_batches: and of BERT's.
-        contest: batch sizes of the side-by-side, by subject.
+        comparison: batch sizes of the side-by-side, by subject.
         dropout: batch size of BERT where only what goes wrong with dropout is looked at.
-        contenders: who takes part in the side-by-side.
+        methods: who takes part in the side-by-side.
         dropout_contenders: and who where dropout is on.
         repeats: how often the profiler times each op.
         rounds: how often steps take turns.
@@ -32,10 +32,10 @@ class Scale:
     bert: int
     resnet_batches: tuple[int, ...]
     bert_batches: tuple[int, ...]
-    contest: Mapping[str, int]
+    comparison: Mapping[str, int]
     dropout: int
-    contenders: Mapping[str, Contender]
-    dropout_contenders: Mapping[str, Contender]
+    methods: Mapping[str, StepBuilder]
+    dropout_contenders: Mapping[str, StepBuilder]
     repeats: int
     rounds: int
     reduction: float
@@ -43,30 +43,30 @@ class Scale:
 
 
 SCALES = {
-    "quick": Scale(
+    "quick": ExperimentScale(
         name="quick",
         resnet=4,
         bert=6,
         resnet_batches=(2, 3),
         bert_batches=(6,),
-        contest={"resnet152": 2, "bert": 6},
+        comparison={"resnet152": 2, "bert": 6},
         dropout=2,
-        contenders={"per block": ALTERNATIVES["per block"]},
+        methods={"per block": ALTERNATIVES["per block"]},
         dropout_contenders={"memory budget 0.3": ALTERNATIVES["memory budget 0.3"]},  # which gets it wrong
         repeats=1,
         rounds=1,
         reduction=0.25,
         memory="1GiB",
     ),
-    "full": Scale(
+    "full": ExperimentScale(
         name="full",
         resnet=16,
         bert=16,
         resnet_batches=(4, 8, 16, 32, 64),
         bert_batches=(4, 8, 16, 32, 64),
-        contest={"resnet152": 8, "bert": 8},
+        comparison={"resnet152": 8, "bert": 8},
         dropout=8,
-        contenders=ALTERNATIVES,
+        methods=ALTERNATIVES,
         dropout_contenders=ALTERNATIVES,
         repeats=3,
         rounds=11,
@@ -76,7 +76,7 @@ SCALES = {
 }
 
 
-def scale(name: str) -> Scale:
+def scale(name: str) -> ExperimentScale:
     """A scale by its name."""
     if name not in SCALES:
         raise AcwbError(f"There is no scale {name!r}: choose {' or '.join(SCALES)}.")

@@ -17,11 +17,11 @@ from scipy.sparse import csr_array
 from acwb.core.graph_arrays import Array
 from acwb.core.profile import Profile
 from acwb.errors import AcwbError
-from acwb.planning.problem import Frame
-from acwb.units import budget_bytes
+from acwb.planning.problem import PlanningProblem
+from acwb.units import parse_bytes
 
-LOOKS = 8  # 0.2 s for ResNet-152
-SAFETY = 1e-6  # the solver's answer is exact to about a tenth of this
+MAX_PROGRAMS = 8  # 0.2 s for ResNet-152
+SOLVER_TOLERANCE = 1e-6  # the solver's answer is exact to about a tenth of this
 
 
 def lower_bound(profile: Profile, budget: int | float | str) -> float:
@@ -37,20 +37,20 @@ def lower_bound(profile: Profile, budget: int | float | str) -> float:
     Example:
         >>> acwb.lower_bound(profile, "1.5GiB") / profile.step_seconds
     """
-    size = budget_bytes(budget, profile.peak_bytes)
-    need = _need(profile)
+    size = parse_bytes(budget, profile.peak_bytes)
+    need = _bytes_needed(profile)
     over = numpy.flatnonzero(need > size)
     if not len(over):
         return 0.0
-    relaxation = _Relaxation(Frame(profile), size)
+    relaxation = _Relaxation(PlanningProblem(profile), size)
     if any(relaxation.least(rank) > size for rank in over.tolist()):
         return math.inf
-    parts = numpy.array_split(over, min(LOOKS, len(over)))
+    parts = numpy.array_split(over, min(MAX_PROGRAMS, len(over)))
     return max(relaxation.solve(int(part[need[part].argmax()]))[0] for part in parts)
 
 
 @dataclass(frozen=True)
-class Look:
+class PeakRelaxation:
     """What would best be there while an op runs, if nothing but that moment had to fit.
 
     Attributes:
@@ -62,62 +62,64 @@ class Look:
     kept: frozenset[int]
 
 
-def look(frame: Frame, size: int) -> Look | None:
+def relax_at_peak(problem: PlanningProblem, size: int) -> PeakRelaxation | None:
     """What would best be there at the peak of the step without a plan, if `size` bytes were given; None: too little."""
-    rank = int(_need(frame.profile).argmax())
-    _, there = _Relaxation(frame, size).solve(rank)
-    return Look(rank, frozenset(each for each, part in there.items() if part >= 0.5)) if there else None
+    rank = int(_bytes_needed(problem.profile).argmax())
+    _, there = _Relaxation(problem, size).solve(rank)
+    return PeakRelaxation(rank, frozenset(each for each, part in there.items() if part >= 0.5)) if there else None
 
 
-def _need(profile: Profile) -> Array:
+def _bytes_needed(profile: Profile) -> Array:
     """The bytes that every op needs without a plan."""
     graph = profile.graph
     return numpy.array(graph.live_bytes) + [profile.workspace_bytes[op.name] for op in graph.ops]
 
 
-Name = tuple[str, int]
-Term = tuple[Name, float]
+Variable = tuple[str, int]
+Term = tuple[Variable, float]
 
 
 class _Relaxation:
-    def __init__(self, frame: Frame, size: int) -> None:
-        self.frame = frame
+    def __init__(self, problem: PlanningProblem, size: int) -> None:
+        self.problem = problem
         self.size = size
 
     def least(self, rank: int) -> int:
         """What op `rank` needs at least."""
-        frame = self.frame
-        touched = {*frame.makes[rank], *frame.reads[rank]}
-        return frame.graph.static_bytes + sum(frame.size[each] for each in touched) + frame.workspace[rank]
+        problem = self.problem
+        touched = {*problem.makes[rank], *problem.reads[rank]}
+        return problem.graph.static_bytes + sum(problem.size[each] for each in touched) + problem.workspace[rank]
 
     def makers(self, each: int) -> list[int]:
-        """The ops and shortcuts that make a storage again."""
-        maker = self.frame.maker[each]
-        op = self.frame.graph.ops[maker]
-        if not op.may_run_again:
+        """The ops and recompute rules that make a storage again."""
+        maker = self.problem.maker[each]
+        op = self.problem.graph.ops[maker]
+        if not op.recomputable:
             return []
-        has_shortcut = op.name in self.frame.profile.shortcuts
-        is_first = self.frame.makes[maker][0] == each
-        return [maker, maker + self.frame.count] if has_shortcut and is_first else [maker]
+        has_shortcut = op.name in self.problem.profile.rules
+        is_first = self.problem.makes[maker][0] == each
+        return [maker, maker + self.problem.count] if has_shortcut and is_first else [maker]
 
     def solve(self, rank: int) -> tuple[float, dict[int, float]]:
         """The least extra seconds that satisfy all that follows from op `rank`; which part of what is there then."""
-        frame, program = self.frame, _Program()
+        problem, program = self.problem, _LinearProgram()
         there = self._useful(rank)
         runs = {op for each in there for op in self.makers(each)}
         for each in there:
-            program.add(("there", each), 0.0, lower=float(2 * rank + 1 in frame.uses[each]))
+            program.add(("there", each), 0.0, lower=float(2 * rank + 1 in problem.uses[each]))
         for op in runs:
-            program.add(("run", op), frame.seconds[op])
-        room = self.size - frame.graph.static_bytes - frame.workspace[rank] - frame.new_bytes[rank]
-        program.at_least([(("there", each), -frame.size[each] / self.size) for each in there], -room / self.size)
+            program.add(("run", op), problem.seconds[op])
+        room = self.size - problem.graph.static_bytes - problem.workspace[rank] - problem.new_bytes[rank]
+        program.at_least([(("there", each), -problem.size[each] / self.size) for each in there], -room / self.size)
         for each in self._read_after(rank):
             program.at_least(self._had(each), 1.0)
         for op in runs:
-            for each in frame.reads[op]:
+            for each in problem.reads[op]:
                 program.at_least([*self._had(each), (("run", op), -1.0)], 0.0)
         seconds, found = program.least()
-        return seconds * (1 - SAFETY), {each: value for (kind, each), value in found.items() if kind == "there"}
+        return seconds * (1 - SOLVER_TOLERANCE), {
+            each: value for (kind, each), value in found.items() if kind == "there"
+        }
 
     def _had(self, each: int) -> list[Term]:
         """A storage is there, or made again."""
@@ -125,32 +127,32 @@ class _Relaxation:
 
     def _read_after(self, rank: int) -> list[int]:
         """Storages from before op `rank` that later ops read."""
-        frame = self.frame
+        problem = self.problem
         return [
             each
-            for each, uses in enumerate(frame.uses)
-            if frame.maker[each] < rank and uses and uses[-1] > 2 * rank + 1
+            for each, uses in enumerate(problem.uses)
+            if problem.maker[each] < rank and uses and uses[-1] > 2 * rank + 1
         ]
 
     def _useful(self, rank: int) -> set[int]:
         """Storages from before op `rank` that can be of use when it runs, or later."""
-        frame = self.frame
-        waiting = [*self._read_after(rank), *frame.reads[rank]]
+        problem = self.problem
+        waiting = [*self._read_after(rank), *problem.reads[rank]]
         found = set(waiting)
         while waiting:
             for op in self.makers(waiting.pop()):
-                for each in frame.reads[op]:
+                for each in problem.reads[op]:
                     if each not in found:
                         found.add(each)
                         waiting.append(each)
         return found
 
 
-class _Program:
+class _LinearProgram:
     """A linear program by names: variables between a lower limit and 1, with a cost each."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Name, int] = {}
+        self._numbers: dict[Variable, int] = {}
         self._costs: list[float] = []
         self._lower: list[float] = []
         self._rows: list[int] = []
@@ -158,7 +160,7 @@ class _Program:
         self._values: list[float] = []
         self._limits: list[float] = []
 
-    def add(self, name: Name, cost: float, lower: float = 0.0) -> None:
+    def add(self, name: Variable, cost: float, lower: float = 0.0) -> None:
         """A variable."""
         self._numbers[name] = len(self._costs)
         self._costs.append(cost)
@@ -172,7 +174,7 @@ class _Program:
             self._values.append(-value)
         self._limits.append(-limit)
 
-    def least(self) -> tuple[float, dict[Name, float]]:
+    def least(self) -> tuple[float, dict[Variable, float]]:
         """The least cost, and the variables that give it; infinity and none where nothing satisfies all."""
         shape = (len(self._limits), len(self._costs))
         matrix = csr_array((self._values, (self._rows, self._columns)), shape=shape)

@@ -6,18 +6,18 @@ from functools import cached_property
 
 from acwb.core.graph import Role
 from acwb.core.profile import Profile
-from acwb.core.schedule import Run, freeing
+from acwb.core.schedule import Run, with_frees
 from acwb.errors import AcwbError, InfeasibleBudgetError
 from acwb.planning.bounds import lower_bound
-from acwb.planning.frontier_search import STARTS, Point, descend
-from acwb.planning.pins import NO_PINS, Pins, pins
+from acwb.planning.frontier_search import STARTS, FrontierPoint, descend
+from acwb.planning.pins import NO_PINS, Pins, resolve_pins
 from acwb.planning.plan import LARGEST, Plan
-from acwb.planning.problem import Frame
-from acwb.planning.recompute_state import runs_of
-from acwb.units import budget_bytes, gibibytes
+from acwb.planning.problem import PlanningProblem
+from acwb.planning.recompute_state import runs_of_sites
+from acwb.units import format_bytes, parse_bytes
 
 BOUNDS = 24  # budgets for which a bound is proved
-RESERVED = 400  # one part in so many: 1 to 5 MB beside 1 to 3 GB were measured, for Python, torch and pages
+PROCESS_RESERVE = 400  # one part in so many: 1 to 5 MB beside 1 to 3 GB were measured, for Python, torch and pages
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,13 +28,13 @@ class Frontier:
         points: from the largest peak to the smallest.
     """
 
-    frame: Frame
-    points: tuple[Point, ...]
+    problem: PlanningProblem
+    points: tuple[FrontierPoint, ...]
 
     @property
     def profile(self) -> Profile:
         """What it was made from."""
-        return self.frame.profile
+        return self.problem.profile
 
     @property
     def baseline_bytes(self) -> int:
@@ -51,14 +51,14 @@ class Frontier:
 
         Where it can, it leaves a little of the budget for what a process holds beside torch's allocator.
         """
-        size = budget_bytes(budget, self.baseline_bytes)
-        reserve = 0 if size >= self.baseline_bytes else size // RESERVED
+        size = parse_bytes(budget, self.baseline_bytes)
+        reserve = 0 if size >= self.baseline_bytes else size // PROCESS_RESERVE
         point = self.point_within(max(size - reserve, self.floor_bytes))
         if point is None or point.peak_bytes > size:
             raise self.infeasible(size)
         return self.plan(point, size)
 
-    def point_within(self, size: int) -> Point | None:
+    def point_within(self, size: int) -> FrontierPoint | None:
         """The fastest point whose peak is at most `size`, to the byte."""
         fitting = (point for point in self.points if point.peak_bytes <= size)  # from the fastest to the smallest
         return next(fitting, None)
@@ -73,12 +73,12 @@ class Frontier:
                 return plan
         raise AcwbError(f"No plan takes at most {overhead:.1%} more time, because of what is pinned: give more.")
 
-    def plan(self, point: Point, budget: int | None = None) -> Plan:
+    def plan(self, point: FrontierPoint, budget: int | None = None) -> Plan:
         """A point as a plan."""
-        schedule = freeing(self.frame.graph, runs_of(self.frame, point.way.chains()))
+        schedule = with_frees(self.problem.graph, runs_of_sites(self.problem, point.log.chains()))
         return Plan(self.profile, schedule, "frontier", budget, point.peak_bytes)
 
-    def overhead(self, point: Point) -> float:
+    def overhead(self, point: FrontierPoint) -> float:
         """What a point takes longer than the step without a plan: 0.05 is 5 % more time."""
         return point.seconds / self.profile.step_seconds - 1
 
@@ -89,7 +89,7 @@ class Frontier:
         sizes = (low + (high - low) * number // BOUNDS for number in range(BOUNDS + 1))
         return tuple((size, lower_bound(self.profile, size)) for size in sizes)
 
-    def least_seconds(self, budget: int) -> float:
+    def lower_bound_seconds(self, budget: int) -> float:
         """The extra time that any plan within a budget takes at least: proved for the next larger one of `bounds`."""
         return next((seconds for size, seconds in self.bounds if size >= budget), 0.0)
 
@@ -97,30 +97,33 @@ class Frontier:
         """What to say of a budget that is below the floor."""
         timeline = self.plan(self.points[-1]).timeline
         op = timeline.peak_entry.op if isinstance(timeline.peak_entry, Run) else ""
-        storage = self.frame.graph.storage
+        storage = self.problem.graph.storage
         made = [name for name, _ in timeline.alive_at_peak if storage[name].role not in STATIC][:LARGEST]
-        listed = ", ".join(f"{name} ({gibibytes(storage[name].bytes)})" for name in made)
+        listed = ", ".join(f"{name} ({format_bytes(storage[name].bytes)})" for name in made)
         return InfeasibleBudgetError(
-            f"No plan fits in {gibibytes(size)} ({size:,} bytes): the least is {gibibytes(self.floor_bytes)} "
-            f"({self.floor_bytes:,} bytes), at {op}, where {gibibytes(self.frame.graph.static_bytes)} of parameters, "
-            f"inputs and optimizer state stand beside {listed}. Give at least that, or use a smaller batch.",
+            f"No plan fits in {format_bytes(size)} ({size:,} bytes): the least is {format_bytes(self.floor_bytes)} "
+            f"({self.floor_bytes:,} bytes), at {op}, where {format_bytes(self.problem.graph.static_bytes)} of "
+            f"parameters, inputs and optimizer state stand beside {listed}. Give at least that, or use a smaller "
+            "batch.",
             self.floor_bytes,
             op,
             tuple(made),
         )
 
     def __repr__(self) -> str:
-        static, baseline = self.frame.graph.static_bytes, self.baseline_bytes
+        static, baseline = self.problem.graph.static_bytes, self.baseline_bytes
         lines = [
-            f"Frontier: {len(self.points):,} plans from {gibibytes(baseline)} down to {gibibytes(self.floor_bytes)}, "
-            f"of which {gibibytes(static)} are there before the step",
+            f"Frontier: {len(self.points):,} plans from {format_bytes(baseline)} down to "
+            f"{format_bytes(self.floor_bytes)}, of which {format_bytes(static)} are there before the step",
             "  peak above static      peak      time",
         ]
         for percent in range(0, 100, 10):
             wanted = static + (baseline - static) * (100 - percent) // 100
             if wanted >= self.floor_bytes:
                 point = next(point for point in self.points if point.peak_bytes <= wanted)
-                lines.append(f"  {-percent:>+14} %  {gibibytes(point.peak_bytes):>12}  {self.overhead(point):>+7.1%}")
+                lines.append(
+                    f"  {-percent:>+14} %  {format_bytes(point.peak_bytes):>12}  {self.overhead(point):>+7.1%}"
+                )
         return "\n".join(lines)
 
 
@@ -139,10 +142,10 @@ def frontier(profile: Profile, keep: str | Iterable[str] = (), recompute: str | 
         >>> frontier = acwb.frontier(profile)
         >>> plan = frontier.at("2.5GiB")
     """
-    return explore(profile, pins(profile.graph, keep, recompute))
+    return explore(profile, resolve_pins(profile.graph, keep, recompute))
 
 
 def explore(profile: Profile, pinned: Pins = NO_PINS, starts: int = STARTS) -> Frontier:
     """The trade-off with some activations pinned."""
-    frame = Frame(profile, pinned)
-    return Frontier(frame, tuple(descend(frame, starts)))
+    problem = PlanningProblem(profile, pinned)
+    return Frontier(problem, tuple(descend(problem, starts)))

@@ -14,13 +14,13 @@ import numpy
 from acwb.core.graph import Phase
 from acwb.core.schedule import just_in_time
 from acwb.errors import AcwbError
-from acwb.planning.bounds import Look, look
+from acwb.planning.bounds import PeakRelaxation, relax_at_peak
 from acwb.planning.heuristics import per_block, recompute_all, sqrt_n
-from acwb.planning.mu_two import choices
-from acwb.planning.problem import Frame
-from acwb.planning.recompute_state import Arrangement, Chain, Chains, Way, chains_of
+from acwb.planning.mu_two import discard_sets
+from acwb.planning.problem import PlanningProblem
+from acwb.planning.recompute_state import ChangeLog, RecomputeChain, RecomputeSites, RecomputeState, sites_of_schedule
 
-HABITS = (recompute_all, sqrt_n, per_block)
+HEURISTICS = (recompute_all, sqrt_n, per_block)
 SMALL = 100  # ops; a step for which there is time to try everything
 MEDIUM = 1000  # ops; a step for which there is time to try some of what the paper does
 EFFORT = 50_000  # ops of all such tries together
@@ -29,90 +29,90 @@ STARTS = 12  # budgets at which the way down begins anew
 
 
 @dataclass(frozen=True)
-class Point:
+class FrontierPoint:
     """A state on the way down: what it costs, and how it was reached."""
 
     peak_bytes: int
     seconds: float
-    way: Way = field(compare=False, repr=False)
+    log: ChangeLog = field(compare=False, repr=False)
 
 
-def descend(frame: Frame, starts: int = STARTS) -> list[Point]:
+def descend(problem: PlanningProblem, starts: int = STARTS) -> list[FrontierPoint]:
     """All non-dominated points that are met, from the largest peak to the floor.
 
     The way down from keeping everything can end where only several drops at once would help, so what others do is also
     tried; where that leads lower, the way goes on from there. For a small step there is time to improve every point; in
     a larger one the way begins anew at as many budgets as there are `starts`.
     """
-    descent = _Descent(frame)
+    descent = _Descent(problem)
     descent.drop_pinned()
     descent.run()
-    points = undominated(descent.points)
+    points = non_dominated(descent.points)
     if descent.ends_in_optimizer:  # where nothing but the random states that are kept for replays can be spared
-        without = _Descent(frame, replays=False)
+        without = _Descent(problem, replays=False)
         without.drop_pinned()
         without.run()
-        points = undominated(points + without.points)
-    if frame.count > SMALL:
-        points = _begun_anew(frame, points, starts)
-    for chains in _others(frame) if not frame.pins_given else ():
-        other = _Descent(frame)
+        points = non_dominated(points + without.points)
+    if problem.count > SMALL:
+        points = _restarted(problem, points, starts)
+    for chains in _other_plans(problem) if not problem.pins_given else ():
+        other = _Descent(problem)
         other.start(chains)
-        if frame.count <= SMALL or _is_ahead(other.points[0], points):
+        if problem.count <= SMALL or _is_ahead(other.points[0], points):
             other.tidy()
         is_lower = other.points[-1].peak_bytes < points[-1].peak_bytes
-        if is_lower or (frame.count <= SMALL and any(_is_ahead(point, points) for point in other.points)):
+        if is_lower or (problem.count <= SMALL and any(_is_ahead(point, points) for point in other.points)):
             other.run()
-        points = undominated(points + other.points)
-    if frame.count <= SMALL:
-        points = _improved(frame, points)
+        points = non_dominated(points + other.points)
+    if problem.count <= SMALL:
+        points = _improved(problem, points)
     return points
 
 
-def _begun_anew(frame: Frame, points: list[Point], starts: int) -> list[Point]:
+def _restarted(problem: PlanningProblem, points: list[FrontierPoint], starts: int) -> list[FrontierPoint]:
     """The points with those of ways that begin at several budgets, each down to the next one."""
     low, high = points[-1].peak_bytes, points[0].peak_bytes
     sizes = [low + (high - low) * number // starts for number in range(starts)]
     found = list(points)
     for stop, size in zip([0, *sizes], sizes, strict=False):
-        if (wanted := look(frame, size)) is not None:
-            descent = _Descent(frame)
+        if (wanted := relax_at_peak(problem, size)) is not None:
+            descent = _Descent(problem)
             descent.drop_pinned()
             descent.keep_only(wanted, size)
             descent.run(stop)
             found += descent.points
-    return undominated(found)
+    return non_dominated(found)
 
 
-def _others(frame: Frame) -> Iterator[Chains]:
+def _other_plans(problem: PlanningProblem) -> Iterator[RecomputeSites]:
     """What other planners run again where."""
-    for habit in HABITS:
-        yield chains_of(frame, habit(frame.profile).schedule)
-    if frame.count <= MEDIUM:
-        chosen = list(choices(frame.profile))
-        for discard in chosen[:: max(1, len(chosen) * frame.count // EFFORT)]:
-            yield chains_of(frame, just_in_time(frame.graph, discard))
+    for habit in HEURISTICS:
+        yield sites_of_schedule(problem, habit(problem.profile).schedule)
+    if problem.count <= MEDIUM:
+        chosen = list(discard_sets(problem.profile))
+        for discard in chosen[:: max(1, len(chosen) * problem.count // EFFORT)]:
+            yield sites_of_schedule(problem, just_in_time(problem.graph, discard))
 
 
-def _is_ahead(point: Point, points: list[Point]) -> bool:
+def _is_ahead(point: FrontierPoint, points: list[FrontierPoint]) -> bool:
     """Whether a point takes less time than all others that need no more memory."""
     return all(point.seconds < other.seconds for other in points if other.peak_bytes <= point.peak_bytes)
 
 
-def _improved(frame: Frame, points: list[Point]) -> list[Point]:
+def _improved(problem: PlanningProblem, points: list[FrontierPoint]) -> list[FrontierPoint]:
     """The points after giving up each recomputation in turn, and dropping something else instead."""
     found = list(points)
     for point in points:
-        descent = _Descent(frame)
-        descent.start(point.way.chains())
+        descent = _Descent(problem)
+        descent.start(point.log.chains())
         descent.exchange(point.peak_bytes)
         found += descent.points
-    return undominated(found)
+    return non_dominated(found)
 
 
-def undominated(points: list[Point]) -> list[Point]:
+def non_dominated(points: list[FrontierPoint]) -> list[FrontierPoint]:
     """Those that no other point beats in both memory and time, from the largest peak to the smallest."""
-    found: list[Point] = []
+    found: list[FrontierPoint] = []
     best = float("inf")
     for point in sorted(points, key=lambda point: (point.peak_bytes, point.seconds)):
         if point.seconds < best:
@@ -122,16 +122,16 @@ def undominated(points: list[Point]) -> list[Point]:
 
 
 class _Descent:
-    def __init__(self, frame: Frame, replays: bool = True) -> None:
-        self.frame = frame
-        self.state = Arrangement(frame)
-        self.points: list[Point] = []
+    def __init__(self, problem: PlanningProblem, replays: bool = True) -> None:
+        self.problem = problem
+        self.state = RecomputeState(problem)
+        self.points: list[FrontierPoint] = []
         usable = [
-            may and size > 0 and (replays or not frame.random[maker])
-            for may, size, maker in zip(frame.droppable, frame.size, frame.maker, strict=True)
+            may and size > 0 and (replays or not problem.random[maker])
+            for may, size, maker in zip(problem.droppable, problem.size, problem.maker, strict=True)
         ]
         self.usable = numpy.array(usable, dtype=bool)
-        self.scores = numpy.zeros(len(frame.names))  # seconds for each byte, as far as known
+        self.scores = numpy.zeros(len(problem.names))  # seconds for each byte, as far as known
         # Nobody pays the time of a whole step for a thousandth of the peak.
         self.too_much = 1000 * self.state.seconds / max(1, self.state.peak()[1])
 
@@ -139,9 +139,9 @@ class _Descent:
     def ends_in_optimizer(self) -> bool:
         """Whether random ops run again, and the peak is where the optimizer runs."""
         at = self.state.peak()[0] // 2
-        return self.state.has_replays and self.frame.graph.ops[at].phase is Phase.OPTIMIZER
+        return self.state.has_replays and self.problem.graph.ops[at].phase is Phase.OPTIMIZER
 
-    def start(self, chains: Chains) -> None:
+    def start(self, chains: RecomputeSites) -> None:
         """Begin where some ops run again already."""
         self.state.load(chains)
         self._note()
@@ -152,13 +152,13 @@ class _Descent:
         self._note()
 
     def _note(self) -> None:
-        self.points.append(Point(self.state.peak()[1], self.state.seconds, self.state.way()))
+        self.points.append(FrontierPoint(self.state.peak()[1], self.state.seconds, self.state.change_log()))
 
-    def keep_only(self, wanted: Look, limit: int) -> None:
+    def keep_only(self, wanted: PeakRelaxation, limit: int) -> None:
         """Drop all that waits at a look and is not to be kept there, then keep again what fits within a limit."""
         state, slot = self.state, 2 * wanted.rank + 1
-        for each in sorted(self.usable.nonzero()[0].tolist(), key=lambda each: -self.frame.maker[each]):
-            if each not in wanted.kept and (use := state.waits_at(each, slot)) is not None:
+        for each in sorted(self.usable.nonzero()[0].tolist(), key=lambda each: -self.problem.maker[each]):
+            if each not in wanted.kept and (use := state.idle_use_after(each, slot)) is not None:
                 state.apply(state.chain(each, use // 2, kept=wanted.kept))
         self._tidy(max(limit, state.peak()[1]))
 
@@ -181,7 +181,7 @@ class _Descent:
         for rank, op in sorted((rank, op) for rank, ops in state.chains.items() for op in ops):
             if op in state.chains.get(rank, ()):
                 mark, seconds = state.mark(), state.seconds
-                if state.release(rank, op, sys.maxsize):
+                if state.restore(rank, op, sys.maxsize):
                     self._settle(limit, seconds)
                     if state.peak()[1] <= limit and state.seconds < seconds:
                         self._note()
@@ -198,10 +198,10 @@ class _Descent:
 
     def _leap(self, slot: int, peak: int) -> bool:
         """Drop something although that makes a new peak, if further drops then lead below the old one."""
-        if self.frame.count > SMALL:
+        if self.problem.count > SMALL:
             return False
         state = self.state
-        for each, use in (self._waiting(slot) | self._waiting_shorter(slot)).items():
+        for each, use in (self._idle_in_longest_gap(slot) | self._idle_in_shorter_gap(slot)).items():
             mark = state.mark()
             self._take(state.chain(each, use // 2), peak)
             for _ in range(LEAP):
@@ -216,31 +216,33 @@ class _Descent:
     def _longest(self, slot: int) -> "numpy.ndarray":
         """Which storages wait longest where they wait at `slot`."""
         state = self.state
-        return self.usable & (state.waits_from < slot + (slot % 2 == 0)) & (state.waits_to // 2 * 2 > slot)
+        return self.usable & (state.idle_from < slot + (slot % 2 == 0)) & (state.idle_until // 2 * 2 > slot)
 
-    def _waiting(self, slot: int) -> dict[int, int]:
+    def _idle_in_longest_gap(self, slot: int) -> dict[int, int]:
         """What only waits at `slot`, and for which use, as far as this is its longest wait."""
         found = self._longest(slot).nonzero()[0]
-        return dict(zip(found.tolist(), self.state.waits_to[found].tolist(), strict=True))
+        return dict(zip(found.tolist(), self.state.idle_until[found].tolist(), strict=True))
 
-    def _waiting_shorter(self, slot: int) -> dict[int, int]:
+    def _idle_in_shorter_gap(self, slot: int) -> dict[int, int]:
         """What else waits at `slot`, and for which use."""
         others = (self.usable & ~self._longest(slot)).nonzero()[0].tolist()
-        return {each: use for each in others if (use := self.state.waits_at(each, slot)) is not None}
+        return {each: use for each in others if (use := self.state.idle_use_after(each, slot)) is not None}
 
     def drop_pinned(self) -> None:
         """Make again whatever is pinned to be."""
-        for each in sorted(self.frame.pinned, key=lambda each: -self.frame.maker[each]):
-            if not self.frame.droppable[each] or self.state.waits_to[each] < self.frame.boundary:
+        for each in sorted(self.problem.pinned, key=lambda each: -self.problem.maker[each]):
+            if not self.problem.droppable[each] or self.state.idle_until[each] < self.problem.boundary:
                 raise AcwbError(
-                    f"{self.frame.names[each]} cannot be recomputed: it does not wait between the forward and the "
+                    f"{self.problem.names[each]} cannot be recomputed: it does not wait between the forward and the "
                     "backward phase. Take it out of recompute."
                 )
-            self.state.apply(self.state.chain(each, int(self.state.waits_to[each]) // 2))
+            self.state.apply(self.state.chain(each, int(self.state.idle_until[each]) // 2))
 
     def _drop(self, slot: int, peak: int) -> bool:
         """Drop the cheapest storage that waits at `slot`; False where nothing can be dropped without a new peak."""
-        return self._drop_of(self._waiting(slot), slot, peak) or self._drop_of(self._waiting_shorter(slot), slot, peak)
+        return self._drop_of(self._idle_in_longest_gap(slot), slot, peak) or self._drop_of(
+            self._idle_in_shorter_gap(slot), slot, peak
+        )
 
     def _drop_of(self, waiting: dict[int, int], slot: int, peak: int) -> bool:
         state = self.state
@@ -256,11 +258,11 @@ class _Descent:
             known[each] = numpy.inf
             others = float(known.min())
             chain = state.chain(each, waiting[each] // 2, 0 if each in alone else peak)
-            score = self._least_cost(chain) / self.frame.size[each]
+            score = self._least_cost(chain) / self.problem.size[each]
             if each in exact or score <= others:
                 mark, before = state.mark(), state.seconds
                 self._take(chain, peak)
-                score = (state.seconds - before) / self.frame.size[each]
+                score = (state.seconds - before) / self.problem.size[each]
                 if each in exact or score <= others:
                     if score <= self.too_much and int(state.need[slot]) < peak and state.peak()[1] <= peak:
                         self.scores[each] = 0.0  # whatever it waits for next is another matter
@@ -274,21 +276,21 @@ class _Descent:
                 exact.add(each)
             known[each] = self.scores[each] = score
 
-    def _least_cost(self, chain: Chain) -> float:
+    def _least_cost(self, chain: RecomputeChain) -> float:
         """What a chain costs at least: all that is made again later anyway may turn out to be made only once."""
         again = [op for op in chain.added if self.state.run_later(op, chain.rank)]
-        return max(0.0, self.state.cost(chain) - sum(self.frame.seconds[op] for op in again))
+        return max(0.0, self.state.cost(chain) - sum(self.problem.seconds[op] for op in again))
 
-    def _take(self, chain: Chain, limit: int) -> None:
+    def _take(self, chain: RecomputeChain, limit: int) -> None:
         """Run a chain; what it makes is kept, if there is room, until it would be made again anyway."""
         self.state.apply(chain)
         for op in chain.added:
             if later := self.state.run_later(op, chain.rank):
-                self.state.release(*later, limit)
+                self.state.restore(*later, limit)
 
     def _tidy(self, limit: int) -> None:
         """Keep again whatever fits, the most expensive first."""
-        seconds = self.frame.seconds
-        for rank, op in sorted(self.state.releasable(limit), key=lambda pair: -seconds[pair[1]]):
+        seconds = self.problem.seconds
+        for rank, op in sorted(self.state.restorable(limit), key=lambda pair: -seconds[pair[1]]):
             if op in self.state.chains.get(rank, ()):
-                self.state.release(rank, op, limit)
+                self.state.restore(rank, op, limit)

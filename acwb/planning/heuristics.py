@@ -14,12 +14,12 @@ from acwb.planning.plan import Plan
 
 def keep_all(profile: Profile, budget_bytes: int | None = None) -> Plan:
     """The step as captured."""
-    return _discarding(profile, "keep_all", set(), budget_bytes)
+    return _plan_discarding(profile, "keep_all", set(), budget_bytes)
 
 
 def recompute_all(profile: Profile, budget_bytes: int | None = None) -> Plan:
     """Every activation is made again from the inputs."""
-    return _discarding(profile, "recompute_all", {each.name for each in profile.graph.activations}, budget_bytes)
+    return _plan_discarding(profile, "recompute_all", {each.name for each in profile.graph.activations}, budget_bytes)
 
 
 def sqrt_n(profile: Profile, budget_bytes: int | None = None) -> Plan:
@@ -31,9 +31,12 @@ def sqrt_n(profile: Profile, budget_bytes: int | None = None) -> Plan:
     inside = {
         each.name
         for each in graph.activations
-        if all(part.get(rank, part[each.creation_rank]) == part[each.creation_rank] for rank in _forward(graph, each))
+        if all(
+            part.get(rank, part[each.creation_rank]) == part[each.creation_rank]
+            for rank in _forward_readers(graph, each)
+        )
     }
-    return _discarding(profile, "sqrt_n", inside, budget_bytes)
+    return _plan_discarding(profile, "sqrt_n", inside, budget_bytes)
 
 
 def per_block(profile: Profile, budget_bytes: int | None = None) -> Plan:
@@ -42,9 +45,9 @@ def per_block(profile: Profile, budget_bytes: int | None = None) -> Plan:
     inside = set()
     for each in graph.activations:
         block = block_of(each.module)
-        if block and all(block_of(graph.ops[rank].module) == block for rank in _forward(graph, each)):
+        if block and all(block_of(graph.ops[rank].module) == block for rank in _forward_readers(graph, each)):
             inside.add(each.name)
-    return _discarding(profile, "per_block", inside, budget_bytes)
+    return _plan_discarding(profile, "per_block", inside, budget_bytes)
 
 
 def block_of(module: str) -> str:
@@ -54,11 +57,11 @@ def block_of(module: str) -> str:
     return ".".join(parts[: numbered[-1] + 1]) if numbered else ""
 
 
-def _forward(graph: StepGraph, activation: Activation) -> list[int]:
+def _forward_readers(graph: StepGraph, activation: Activation) -> list[int]:
     """The ranks of the forward ops that read an activation."""
     return [rank for rank in graph.users[activation.name] if graph.ops[rank].phase is Phase.FORWARD]
 
 
-def _discarding(profile: Profile, name: str, discard: set[str], budget_bytes: int | None) -> Plan:
+def _plan_discarding(profile: Profile, name: str, discard: set[str], budget_bytes: int | None) -> Plan:
     schedule = just_in_time(profile.graph, discard)
     return Plan(profile, schedule, name, budget_bytes, simulate(profile, schedule).peak_bytes)

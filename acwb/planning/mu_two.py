@@ -15,7 +15,7 @@ from acwb.planning.plan import Plan
 
 
 @dataclass
-class Tensor:
+class Candidate:
     """An activation with what the paper knows of it; ranks are those of ops."""
 
     name: str
@@ -39,7 +39,7 @@ class Tensor:
 class Prefetch:
     """A swap: the op before which it starts, and the time that the computation waits for it."""
 
-    tensor: Tensor
+    tensor: Candidate
     prompt: int
     stall: float
 
@@ -55,21 +55,21 @@ def mu_two(
         swap: whether activations may be swapped; they are only ever simulated.
         bytes_per_second: how fast swapping is; by default as measured in the profile.
     """
-    policy = Policy(profile, budget_bytes or 0, swap, bytes_per_second)
+    policy = MuTwoPolicy(profile, budget_bytes or 0, swap, bytes_per_second)
     policy.run()
     return Plan(profile, policy.schedule(), "mu_two", budget_bytes, policy.peak())
 
 
-def choices(profile: Profile) -> Iterator[tuple[str, ...]]:
+def discard_sets(profile: Profile) -> Iterator[tuple[str, ...]]:
     """What the paper recomputes when nothing is swapped, for smaller and smaller budgets."""
-    policy = Policy(profile, 0, False, None)
+    policy = MuTwoPolicy(profile, 0, False, None)
     policy.run()
     names = tuple(policy.recomputed)
     for count in range(1, len(names) + 1):
         yield names[:count]
 
 
-class Policy:
+class MuTwoPolicy:
     """Algorithm B with the state that it updates."""
 
     def __init__(self, profile: Profile, limit: int, swap: bool, bytes_per_second: float | None) -> None:
@@ -77,8 +77,8 @@ class Policy:
         self.graph = profile.graph
         self.limit = limit
         self.swap = swap
-        self.candidates = {each.name: each for each in tensors(profile, bytes_per_second)}
-        self.recomputed: dict[str, Tensor] = {}
+        self.candidates = {each.name: each for each in candidates_of(profile, bytes_per_second)}
+        self.recomputed: dict[str, Candidate] = {}
         self.swapped: dict[str, Prefetch] = {}
         self.seconds = [profile.seconds[op.name] for op in self.graph.ops]
         self.active = active_bytes(profile)
@@ -102,7 +102,7 @@ class Policy:
             self.update_candidates(chosen, count)
             self.swapped = {name: self.swap_overhead(each.tensor, name) for name, each in self.swapped.items()}
 
-    def swap_overhead(self, tensor: Tensor, own: str = "") -> Prefetch:
+    def swap_overhead(self, tensor: Candidate, own: str = "") -> Prefetch:
         """C: how far the swap-in can be hidden behind the ops before the tensor's first backward use."""
         use = tensor.first_backward
         again = self.recompute_seconds_at()
@@ -129,7 +129,7 @@ class Policy:
             found[each.first_backward] = found.get(each.first_backward, 0.0) + each.recompute
         return found
 
-    def update_recomputed(self, chosen: Tensor) -> int:
+    def update_recomputed(self, chosen: Candidate) -> int:
         """E: what was chosen for recomputation before, and takes the new one as a source, now takes the new one's."""
         count = 1
         for each in self.recomputed.values():
@@ -139,7 +139,7 @@ class Policy:
                 count += 1
         return count
 
-    def update_candidates(self, chosen: Tensor, count: int) -> None:
+    def update_candidates(self, chosen: Candidate, count: int) -> None:
         """F: so do the remaining candidates, unless the new one is alive when they are needed; its sources cost."""
         for each in self.candidates.values():
             alive = chosen.first_backward <= each.first_backward <= chosen.last_backward
@@ -187,7 +187,7 @@ def _insert_swap(graph: StepGraph, entries: list[Entry], prefetch: Prefetch) -> 
     while True:
         entry = entries[back]
         if isinstance(entry, Run):
-            op = graph.ops[graph.rank[entry.op]]
+            op = graph.op(entry.op)
             prompted = not entry.copy and graph.rank[entry.op] >= prefetch.prompt
             if prompted or name in op.inputs:
                 break
@@ -196,19 +196,19 @@ def _insert_swap(graph: StepGraph, entries: list[Entry], prefetch: Prefetch) -> 
     entries.insert(out, SwapOut(name))
 
 
-def tensors(profile: Profile, bytes_per_second: float | None = None) -> list[Tensor]:
+def candidates_of(profile: Profile, bytes_per_second: float | None = None) -> list[Candidate]:
     """The candidates, with the sources and times that the paper starts from."""
     graph = profile.graph
     activations = {activation.name for activation in graph.activations}
     found = []
     for activation in graph.activations:
-        ops = [graph.ops[graph.rank[name]] for name in graph.recomputation(activation.name)]
+        ops = [graph.op(name) for name in graph.recomputation(activation.name)]
         read = {name for op in ops for name in op.inputs}
         made = {name for op in ops for name in op.outputs}
         seconds = sum(profile.seconds[op.name] for op in ops)
         measured = profile.swap_in_seconds[activation.name]
         found.append(
-            Tensor(
+            Candidate(
                 name=activation.name,
                 size=activation.bytes,
                 last_forward=activation.last_forward_rank,

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from functools import cache
 
 from acwb.core.profile import Profile
-from acwb.core.schedule import Listing, Schedule, freeing
+from acwb.core.schedule import Schedule, ScheduleBuilder, with_frees
 from acwb.core.simulator import simulate
 from acwb.errors import AcwbError
 from acwb.planning.bounds import lower_bound
 from acwb.planning.frontier import explore
 from acwb.planning.plan import Plan
-from acwb.units import gibibytes
+from acwb.units import format_bytes
 
 LIMIT_SECONDS = 60.0
 
 
 def optimal(profile: Profile, budget_bytes: int | None = None, limit_seconds: float = LIMIT_SECONDS) -> Plan:
-    """The fastest plan for a budget if it is found in time, else the frontier's; `Plan.proved_seconds` is the bound.
+    """The fastest plan for a budget if it is found in time, else the frontier's; `Plan.proven_seconds` is the bound.
 
     Args:
         profile: what `acwb.profile` gave.
@@ -36,28 +36,28 @@ def optimal(profile: Profile, budget_bytes: int | None = None, limit_seconds: fl
     size = profile.peak_bytes if budget_bytes is None else budget_bytes
     known = explore(profile)
     best = known.at(size) if size >= known.floor_bytes else None
-    search = Search(profile, size, best.extra_seconds if best else math.inf)
+    search = ScheduleSearch(profile, size, best.extra_seconds if best else math.inf)
     search.run(limit_seconds)
-    proved = search.proved_seconds
+    proved = search.proven_seconds
     if search.schedule is not None and simulate(profile, search.schedule).peak_bytes > size:
         # The search does not count random states, so what it proved holds; it goes on with room for them.
         states = 1 + sum(op.random for op in profile.graph.ops)
         room = size - states * profile.graph.environment.random_state_bytes
-        search = Search(profile, room, best.extra_seconds if best else math.inf)
+        search = ScheduleSearch(profile, room, best.extra_seconds if best else math.inf)
         search.run(limit_seconds)
-        search.proved_seconds = proved
+        search.proven_seconds = proved
         search.stopped = search.schedule is None
     if search.schedule is not None:
         peak = simulate(profile, search.schedule).peak_bytes
-        return Plan(profile, search.schedule, "optimal", budget_bytes, peak, search.proved_seconds)
+        return Plan(profile, search.schedule, "optimal", budget_bytes, peak, search.proven_seconds)
     if best is not None:
         if search.stopped:
             proved = max(proved, min(lower_bound(profile, size), best.extra_seconds))
         return Plan(profile, best.schedule, "optimal", budget_bytes, best.timeline.peak_bytes, proved)
     if search.stopped:
         raise AcwbError(
-            f"No plan for {gibibytes(size)} was found in {limit_seconds:g} s of search, nor proved not to exist: "
-            f"give more time, or {gibibytes(known.floor_bytes)}, for which frontier has one."
+            f"No plan for {format_bytes(size)} was found in {limit_seconds:g} s of search, nor proved not to exist: "
+            f"give more time, or {format_bytes(known.floor_bytes)}, for which frontier has one."
         )
     raise known.infeasible(size)
 
@@ -67,7 +67,7 @@ class Move:
     """A run of an op. Items are bits: the storages that the step makes, and the views of storages."""
 
     rank: int
-    short: bool
+    by_rule: bool
     reads: int
     makes: int
     ends: int  # views of an older copy of what is made
@@ -76,19 +76,19 @@ class Move:
 
 
 @dataclass(frozen=True)
-class State:
+class SearchState:
     """The next op of the step, and what is in memory."""
 
     rank: int
     there: int
 
 
-class Search:
+class ScheduleSearch:
     """The way through all schedules, cheapest first.
 
     Attributes:
         schedule: the fastest schedule, if it is faster than what was known.
-        proved_seconds: no schedule takes less extra time.
+        proven_seconds: no schedule takes less extra time.
         stopped: whether time ran out.
     """
 
@@ -97,7 +97,7 @@ class Search:
         self.graph = profile.graph
         self.known_seconds = known_seconds
         self.schedule: Schedule | None = None
-        self.proved_seconds = 0.0
+        self.proven_seconds = 0.0
         self.stopped = False
         self._room = size - self.graph.static_bytes
         made = [storage for storage in self.graph.storages if storage.name in self.graph.maker]
@@ -106,17 +106,17 @@ class Search:
         self._size = {1 << position: storage.bytes for position, storage in enumerate(made)}
         self._views: dict[int, int] = {}  # of each storage
         for op in self.graph.ops:
-            for item in _items(self._bits(op.inputs) if op.view else 0):
+            for item in _bits_of(self._bits(op.inputs) if op.view else 0):
                 self._views[item] = self._views.get(item, 0) | self._bit[op.name]
         self._firsts = [self._move(rank, first=True) for rank in range(len(self.graph.ops))]
-        self._agains = [self._move(rank) for rank, op in enumerate(self.graph.ops) if op.may_run_again]
-        self._agains += [self._move(self.graph.rank[name], short=True) for name in profile.shortcuts]
+        self._agains = [self._move(rank) for rank, op in enumerate(self.graph.ops) if op.recomputable]
+        self._agains += [self._move(self.graph.rank[name], by_rule=True) for name in profile.rules]
         self._makers: dict[int, list[Move]] = {}
         for move in self._agains:
-            for item in _items(move.makes):
+            for item in _bits_of(move.makes):
                 self._makers.setdefault(item, []).append(move)
         self._foresee()
-        self._came: dict[State, tuple[State, Move] | None] = {}
+        self._came: dict[SearchState, tuple[SearchState, Move] | None] = {}
         self._bytes = cache(self._bytes_of)
 
     def _bits(self, names: Sequence[str]) -> int:
@@ -125,16 +125,16 @@ class Search:
             found |= self._bit.get(name, 0)
         return found
 
-    def _move(self, rank: int, first: bool = False, short: bool = False) -> Move:
+    def _move(self, rank: int, first: bool = False, by_rule: bool = False) -> Move:
         op = self.graph.ops[rank]
-        inputs, outputs = (op.shortcut, op.outputs[:1]) if short else (op.inputs, op.outputs)
+        inputs, outputs = (op.rule_inputs, op.outputs[:1]) if by_rule else (op.inputs, op.outputs)
         through = [need for need in op.needs if self._is_view_of(need, inputs)]
         seconds, workspace = self.profile.seconds[op.name], self.profile.workspace_bytes[op.name]
-        if short:
-            seconds, workspace = self.profile.shortcuts[op.name]
+        if by_rule:
+            seconds, workspace = self.profile.rules[op.name]
         return Move(
             rank,
-            short,
+            by_rule,
             reads=self._bits((*inputs, *through, *((*op.mutates, *op.holds) if first else ()))),
             makes=self._bits((op.name,) if op.view else outputs),
             ends=self._views_of(self._bits(outputs)),
@@ -143,7 +143,7 @@ class Search:
         )
 
     def _is_view_of(self, name: str, inputs: Sequence[str]) -> bool:
-        op = self.graph.ops[self.graph.rank[name]]
+        op = self.graph.op(name)
         return op.view and set(op.inputs) <= set(inputs)
 
     def _foresee(self) -> None:
@@ -159,7 +159,7 @@ class Search:
             found = waiting = self._needed[rank] & self._made[rank]
             while waiting:
                 more = 0
-                for item in _items(waiting):
+                for item in _bits_of(waiting):
                     for move in self._makers.get(item, ()):
                         more |= move.reads
                 waiting = more & ~found
@@ -167,20 +167,20 @@ class Search:
             self._useful[rank] = found
 
     def _bytes_of(self, items: int) -> int:
-        return sum(self._size.get(item, 0) for item in _items(items))
+        return sum(self._size.get(item, 0) for item in _bits_of(items))
 
     def run(self, limit_seconds: float) -> None:
         """Search until the fastest schedule is found, it is sure that none is faster, or time is up."""
         until = time.monotonic() + limit_seconds
-        start = State(0, 0)
+        start = SearchState(0, 0)
         costs = {start: 0.0}
         self._came[start] = None
-        waiting: list[tuple[float, int, int, float, State]] = [(0.0, 0, 0, 0.0, start)]
+        waiting: list[tuple[float, int, int, float, SearchState]] = [(0.0, 0, 0, 0.0, start)]
         done: dict[int, list[tuple[int, float]]] = {}
         order = 0
         while waiting:
             least, _, _, cost, state = heapq.heappop(waiting)
-            self.proved_seconds = max(self.proved_seconds, least)
+            self.proven_seconds = max(self.proven_seconds, least)
             if state.rank == len(self.graph.ops) and not self._needed[-1] & ~state.there:
                 self.schedule = self._schedule(state)
                 return
@@ -200,18 +200,18 @@ class Search:
                         self._came[following] = (state, move)
                         order += 1
                         heapq.heappush(waiting, (total, -following.rank, order, paid, following))
-        self.proved_seconds = self.known_seconds
+        self.proven_seconds = self.known_seconds
 
-    def _steps(self, state: State) -> Iterator[tuple[State, Move]]:
+    def _steps(self, state: SearchState) -> Iterator[tuple[SearchState, Move]]:
         """What can run next, after dropping as little as that takes."""
         if state.rank < len(self.graph.ops):
             move = self._firsts[state.rank]
             for there in self._after(state.there, move):
-                yield State(state.rank + 1, there & self._useful[state.rank + 1]), move
+                yield SearchState(state.rank + 1, there & self._useful[state.rank + 1]), move
         for move in self._agains:
             if move.rank < state.rank and move.makes & ~state.there & self._useful[state.rank]:
                 for there in self._after(state.there, move):
-                    yield State(state.rank, there & self._useful[state.rank]), move
+                    yield SearchState(state.rank, there & self._useful[state.rank]), move
 
     def _after(self, there: int, move: Move) -> Iterator[int]:
         """What can be in memory after a move."""
@@ -226,7 +226,7 @@ class Search:
 
     def _views_of(self, storages: int) -> int:
         found = 0
-        for item in _items(storages):
+        for item in _bits_of(storages):
             found |= self._views.get(item, 0)
         return found
 
@@ -235,7 +235,7 @@ class Search:
         if over <= 0:
             yield 0
             return
-        sizes = sorted(((self._size.get(item, 0), item) for item in _items(items)), reverse=True)
+        sizes = sorted(((self._size.get(item, 0), item) for item in _bits_of(items)), reverse=True)
         sizes = [pair for pair in sizes if pair[0]]
         left = [0] * (len(sizes) + 1)
         for position in reversed(range(len(sizes))):
@@ -253,7 +253,7 @@ class Search:
 
         yield from choose(0, over, 0)
 
-    def _rest(self, state: State) -> float:
+    def _rest(self, state: SearchState) -> float:
         """The time for what is missing and must be made again, each op once."""
         seen = waiting = self._needed[state.rank] & self._made[state.rank] & ~state.there
         costs: dict[int, float] = {}
@@ -272,22 +272,22 @@ class Search:
             waiting |= fresh
         return sum(costs.values())
 
-    def _schedule(self, state: State) -> Schedule:
+    def _schedule(self, state: SearchState) -> Schedule:
         moves: list[tuple[Move, bool]] = []
         while (came := self._came[state]) is not None:
             before, move = came
             moves.append((move, before.rank == state.rank))
             state = before
-        listing = Listing(self.graph)
+        listing = ScheduleBuilder(self.graph)
         for move, again in reversed(moves):
             if again:
-                listing.run_again(move.rank, move.short)
+                listing.recompute(move.rank, move.by_rule)
             else:
                 listing.run_until(move.rank + 1)
-        return freeing(self.graph, listing.runs)
+        return with_frees(self.graph, listing.runs)
 
 
-def _items(items: int) -> Iterator[int]:
+def _bits_of(items: int) -> Iterator[int]:
     while items:
         item = items & -items
         yield item

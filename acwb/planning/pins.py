@@ -19,16 +19,16 @@ class Pins:
 NO_PINS = Pins()
 
 
-def pins(graph: StepGraph, keep: str | Iterable[str] = (), recompute: str | Iterable[str] = ()) -> Pins:
+def resolve_pins(graph: StepGraph, keep: str | Iterable[str] = (), recompute: str | Iterable[str] = ()) -> Pins:
     """The activations that the names speak of; a name that fits none is refused, and so is one that is in both."""
-    found = Pins(_resolved(graph, keep, "keep"), _resolved(graph, recompute, "recompute"))
+    found = Pins(_resolve(graph, keep, "keep"), _resolve(graph, recompute, "recompute"))
     both = found.keep & found.recompute
     if both:
         raise AcwbError(f"{sorted(both)[0]} is to be kept and to be recomputed: take it out of one of the two.")
     return found
 
 
-def _resolved(graph: StepGraph, names: str | Iterable[str], kind: str) -> frozenset[str]:
+def _resolve(graph: StepGraph, names: str | Iterable[str], kind: str) -> frozenset[str]:
     listed = [names] if isinstance(names, str) else list(names)
     return frozenset(storage for name in listed for storage in _matching(graph, name, kind))
 

@@ -22,9 +22,9 @@ from acwb.core.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut
 from acwb.core.simulator import Timeline, simulate
 from acwb.errors import AcwbError
 from acwb.planning.bounds import lower_bound
-from acwb.planning.problem import Frame
-from acwb.planning.recompute_state import Arrangement, chains_of
-from acwb.units import gibibytes, milliseconds
+from acwb.planning.problem import PlanningProblem
+from acwb.planning.recompute_state import RecomputeState, sites_of_schedule
+from acwb.units import format_bytes, format_seconds
 
 DECISION_FILE = "ac_decisions.csv"
 PLAN_FILE = "checkpoint_plan.csv"
@@ -46,7 +46,7 @@ class Plan:
     Attributes:
         budget_bytes: the peak that it answers to; None for a planner that knows no budget.
         claimed_peak_bytes: the planner's own word on its peak; `timeline.peak_bytes` is the exact one.
-        proved_seconds: what the planner proved that no plan for the budget can do in less extra time, if it did.
+        proven_seconds: what the planner proved that no plan for the budget can do in less extra time, if it did.
     """
 
     profile: Profile
@@ -54,7 +54,7 @@ class Plan:
     planner: str
     budget_bytes: int | None
     claimed_peak_bytes: int
-    proved_seconds: float | None = None
+    proven_seconds: float | None = None
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -77,10 +77,10 @@ class Plan:
         return self.extra_seconds / self.profile.step_seconds
 
     @cached_property
-    def least_seconds(self) -> float:
+    def lower_bound_seconds(self) -> float:
         """What every plan for the budget (without one: for this peak) takes longer than the step, at least: proved."""
-        if self.proved_seconds is not None:
-            return self.proved_seconds
+        if self.proven_seconds is not None:
+            return self.proven_seconds
         return lower_bound(self.profile, self.timeline.peak_bytes if self.budget_bytes is None else self.budget_bytes)
 
     @cached_property
@@ -102,8 +102,8 @@ class Plan:
         return tuple(entry for entry in self.schedule.entries if isinstance(entry, Run) and entry.copy)
 
     def _made(self, run: Run) -> tuple[str, ...]:
-        op = self.profile.graph.ops[self.profile.graph.rank[run.op]]
-        return op.outputs[:1] if run.short else op.outputs
+        op = self.profile.graph.op(run.op)
+        return op.outputs[:1] if run.by_rule else op.outputs
 
     def _survives(self, activation: Activation) -> bool:
         """Whether the first copy of an activation is there until it is first read in the backward phase."""
@@ -129,32 +129,32 @@ class Plan:
         activation = self._activation(name)
         decision = self.decisions[activation.name]
         where = f", {activation.module}" if activation.module else ""
-        about = f"{activation.name} ({gibibytes(activation.bytes)}{where})"
+        about = f"{activation.name} ({format_bytes(activation.bytes)}{where})"
         if decision is Decision.SWAP:
             return f"{about} is swapped out between the phases."
-        frame = Frame(self.profile)
-        state = Arrangement(frame)
-        state.load(chains_of(frame, self.schedule))
-        each, seconds, (_, peak) = frame.names.index(activation.name), state.seconds, state.peak()
+        problem = PlanningProblem(self.profile)
+        state = RecomputeState(problem)
+        state.load(sites_of_schedule(problem, self.schedule))
+        each, seconds, (_, peak) = problem.names.index(activation.name), state.seconds, state.peak()
         ops = self.profile.graph.ops
         if decision is Decision.RETAINED:
             chain = state.chain(each, activation.first_backward_rank)
             state.apply(chain)
             return (
-                f"{about} is kept, unused for {milliseconds(self.profile.inactive_seconds(activation))}: to make it "
-                f"again would run {_ops(len(chain.added))} in {milliseconds(state.seconds - seconds)}, and the peak "
-                f"would {_compared(state.peak()[1], peak)}."
+                f"{about} is kept, unused for {format_seconds(self.profile.inactive_seconds(activation))}: to make it "
+                f"again would run {_ops(len(chain.added))} in {format_seconds(state.seconds - seconds)}, and the peak "
+                f"would {_compare_peaks(state.peak()[1], peak)}."
             )
-        maker = frame.maker[each]
-        places = {rank: op for rank, chain in state.chains.items() for op in chain if op % frame.count == maker}
+        maker = problem.maker[each]
+        places = {rank: op for rank, chain in state.chains.items() for op in chain if op % problem.count == maker}
         for rank, op in places.items():
-            state.release(rank, op, 2 * peak + activation.bytes)  # whatever it takes
+            state.restore(rank, op, 2 * peak + activation.bytes)  # whatever it takes
         kept, saved = state.peak()[1], seconds - state.seconds
         over = self.budget_bytes is not None and kept > self.budget_bytes
         return (
             f"{about} is dropped after {ops[activation.last_forward_rank].name} and made again before "
-            f"{' and '.join(ops[rank].name for rank in places)}: kept instead, it would save {milliseconds(saved)}, "
-            f"and the peak would {_compared(kept, peak)}{', over the budget' if over else ''}."
+            f"{' and '.join(ops[rank].name for rank in places)}: kept instead, it would save {format_seconds(saved)}, "
+            f"and the peak would {_compare_peaks(kept, peak)}{', over the budget' if over else ''}."
         )
 
     def _activation(self, name: str) -> Activation:
@@ -170,17 +170,17 @@ class Plan:
             "planner": self.planner,
             "budget_bytes": self.budget_bytes,
             "claimed_peak_bytes": self.claimed_peak_bytes,
-            "proved_seconds": self.proved_seconds,
-            "entries": [_written(entry) for entry in self.schedule.entries],
+            "proved_seconds": self.proven_seconds,
+            "entries": [_entry_to_json(entry) for entry in self.schedule.entries],
         }
-        files.write(path, "Plan", content)
+        files.write_saved(path, "Plan", content)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], profile: Profile) -> "Plan":
         """Read a plan that `save` wrote, for a profile of the graph that it was made for."""
-        with files.reading(path, "Plan") as content:
+        with files.open_saved(path, "Plan") as content:
             stamp = content["fingerprint"]
-            entries = tuple(_read(item) for item in content["entries"])
+            entries = tuple(_entry_from_json(item) for item in content["entries"])
             plan = cls(
                 profile,
                 Schedule(entries),
@@ -192,7 +192,7 @@ class Plan:
         if stamp != profile.graph.fingerprint:
             environment = profile.graph.environment
             raise AcwbError(
-                f"{path} is a plan for another graph than that of this profile ({environment.model}, "
+                f"{path} is a plan for another graph than that of this profile ({profile.graph.title}, "
                 f"{', '.join(environment.batch)}): plan this one."
             )
         return plan
@@ -229,7 +229,7 @@ class Plan:
         for entry in self.schedule.entries:
             starts.append(now)
             if isinstance(entry, Run):
-                now += self.profile.shortcuts[entry.op][0] if entry.short else self.profile.seconds[entry.op]
+                now += self.profile.rules[entry.op][0] if entry.by_rule else self.profile.seconds[entry.op]
             elif isinstance(entry, SwapIn):
                 now += entry.stall
         return tuple(starts)
@@ -243,7 +243,7 @@ class Plan:
         runs = [(at, entry) for at, entry in enumerate(self.schedule.entries) if isinstance(entry, Run)]
         phases: list[str] = []
         for _, run in reversed(runs):  # what runs again belongs to the op that it runs before
-            own = graph.ops[graph.rank[run.op]].phase
+            own = graph.op(run.op).phase
             phases.append(str(own) if not run.copy or not phases else phases[-1])
         columns: dict[str, list[Any]] = {
             "start_ms": [self.clock[at] * 1e3 for at, _ in runs],
@@ -259,7 +259,7 @@ class Plan:
 
     @property
     def peak_row(self) -> "pandas.Series[Any]":
-        """The row of that frame at which the peak stands."""
+        """The row of that problem at which the peak stands."""
         return self.timeline_frame.iloc[int(self.timeline_frame["total_bytes"].to_numpy().argmax())]
 
     @cached_property
@@ -301,21 +301,21 @@ class Plan:
         plain = self.profile.peak_bytes
         saved = 1 - (timeline.peak_bytes - static) / (plain - static)
         counts = {decision: sum(each is decision for each in self.decisions.values()) for decision in Decision}
-        budget = f"budget {gibibytes(self.budget_bytes)}, " if self.budget_bytes is not None else ""
-        least = self.least_seconds / self.profile.step_seconds
+        budget = f"budget {format_bytes(self.budget_bytes)}, " if self.budget_bytes is not None else ""
+        least = self.lower_bound_seconds / self.profile.step_seconds
         best = "no plan fits this budget" if isinf(least) else f"no plan for this budget takes less than +{least:.1%}"
         at = timeline.peak_entry.op if isinstance(timeline.peak_entry, Run) else str(timeline.peak_entry)
         lines = [
             f"Plan: {self.planner}, {budget}{'fits' if self.fits else 'DOES NOT FIT'}",
-            f"  peak  {gibibytes(timeline.peak_bytes)} at {at}, without a plan {gibibytes(plain)} "
+            f"  peak  {format_bytes(timeline.peak_bytes)} at {at}, without a plan {format_bytes(plain)} "
             f"(above static −{saved:.1%})",
-            f"  step  {milliseconds(timeline.seconds)}, without a plan {milliseconds(self.profile.step_seconds)} "
+            f"  step  {format_seconds(timeline.seconds)}, without a plan {format_seconds(self.profile.step_seconds)} "
             f"(+{self.overhead:.1%}; {best})",
             f"  {counts[Decision.RETAINED]:,} activations kept, {counts[Decision.RECOMPUTE]:,} made again in "
             f"{len(self._again):,} runs" + (f", {counts[Decision.SWAP]:,} swapped" if counts[Decision.SWAP] else ""),
         ]
         if self.claimed_peak_bytes != timeline.peak_bytes:
-            lines.append(f"  the planner claims a peak of {gibibytes(self.claimed_peak_bytes)}")
+            lines.append(f"  the planner claims a peak of {format_bytes(self.claimed_peak_bytes)}")
         return "\n".join(lines)
 
 
@@ -328,17 +328,17 @@ def _ops(count: int) -> str:
     return "one op" if count == 1 else f"{count} ops"
 
 
-def _compared(changed: int, now: int) -> str:
+def _compare_peaks(changed: int, now: int) -> str:
     if changed == now:
-        return f"stay at {gibibytes(now)}"
-    if gibibytes(changed) == gibibytes(now):
+        return f"stay at {format_bytes(now)}"
+    if format_bytes(changed) == format_bytes(now):
         return f"be {abs(changed - now):,} bytes {'higher' if changed > now else 'lower'}"
-    return f"be {gibibytes(changed)} instead of {gibibytes(now)}"
+    return f"be {format_bytes(changed)} instead of {format_bytes(now)}"
 
 
-def _written(entry: Entry) -> list[Any]:
+def _entry_to_json(entry: Entry) -> list[Any]:
     if isinstance(entry, Run):
-        return ["run", entry.op, entry.copy, entry.short]
+        return ["run", entry.op, entry.copy, entry.by_rule]
     if isinstance(entry, Free):
         return ["free", entry.storage, entry.copy]
     if isinstance(entry, SwapOut):
@@ -346,7 +346,7 @@ def _written(entry: Entry) -> list[Any]:
     return ["swap in", entry.storage, entry.copy, entry.stall]
 
 
-def _read(item: list[Any]) -> Entry:
+def _entry_from_json(item: list[Any]) -> Entry:
     kinds: dict[str, type[Run] | type[Free] | type[SwapOut] | type[SwapIn]] = {
         "run": Run,
         "free": Free,

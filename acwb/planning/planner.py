@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable
 from acwb.core.profile import Profile
 from acwb.errors import AcwbError
 from acwb.planning.frontier import Frontier, explore
-from acwb.planning.frontier_search import Point
+from acwb.planning.frontier_search import FrontierPoint
 from acwb.planning.heuristics import keep_all, per_block, recompute_all, sqrt_n
 from acwb.planning.mu_two import mu_two
 from acwb.planning.optimal import optimal
-from acwb.planning.pins import pins
+from acwb.planning.pins import resolve_pins
 from acwb.planning.plan import Plan
-from acwb.units import budget_bytes, gibibytes
+from acwb.units import format_bytes, parse_bytes
 
 # Beside the frontier, which alone listens to pins. Those of the second line know no budget.
 PLANNERS: dict[str, Callable[[Profile, int], Plan]] = {
@@ -26,7 +26,7 @@ PLANNERS: dict[str, Callable[[Profile, int], Plan]] = {
 
 def plan(
     profile: Profile,
-    budget: int | float | str | Point,
+    budget: int | float | str | FrontierPoint,
     planner: str = "frontier",
     keep: str | Iterable[str] = (),
     recompute: str | Iterable[str] = (),
@@ -47,12 +47,12 @@ def plan(
     """
     if planner != "frontier" and planner not in PLANNERS:
         raise AcwbError(f"There is no planner {planner!r}: choose one of frontier, {', '.join(PLANNERS)}.")
-    if isinstance(budget, Point):
+    if isinstance(budget, FrontierPoint):
         if planner != "frontier" or keep or recompute:
             raise AcwbError("A frontier's point is a plan already: leave planner, keep and recompute out.")
         return _plan_of(profile, budget)
-    size = budget_bytes(budget, profile.peak_bytes)
-    pinned = pins(profile.graph, keep, recompute)
+    size = parse_bytes(budget, profile.peak_bytes)
+    pinned = resolve_pins(profile.graph, keep, recompute)
     if planner == "frontier":
         return explore(profile, pinned).at(size)
     if pinned.keep or pinned.recompute:
@@ -62,16 +62,16 @@ def plan(
     found = PLANNERS[planner](profile, size)
     if not found.fits:
         raise AcwbError(
-            f"The plan of {planner} needs {gibibytes(found.timeline.peak_bytes)}, more than the budget of "
-            f"{gibibytes(size)} (it claims {gibibytes(found.claimed_peak_bytes)}): use frontier."
+            f"The plan of {planner} needs {format_bytes(found.timeline.peak_bytes)}, more than the budget of "
+            f"{format_bytes(size)} (it claims {format_bytes(found.claimed_peak_bytes)}): use frontier."
         )
     return found
 
 
-def _plan_of(profile: Profile, point: Point) -> Plan:
-    if point.way.frame.profile != profile:
+def _plan_of(profile: Profile, point: FrontierPoint) -> Plan:
+    if point.log.problem.profile != profile:
         raise AcwbError(
-            f"The point with a peak of {gibibytes(point.peak_bytes)} does not belong to this profile: take one of "
+            f"The point with a peak of {format_bytes(point.peak_bytes)} does not belong to this profile: take one of "
             "acwb.frontier(profile).points."
         )
-    return Frontier(point.way.frame, (point,)).plan(point)
+    return Frontier(point.log.problem, (point,)).plan(point)

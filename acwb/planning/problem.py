@@ -8,10 +8,10 @@ from acwb.core.profile import Profile
 from acwb.planning.pins import NO_PINS, Pins
 
 
-class Frame:
+class PlanningProblem:
     """A profile in numbers, with what is pinned; of storages only those that the step makes.
 
-    An op is known by its rank; the shortcut of op number n is op number n + count.
+    An op is known by its rank; the recompute rule of op number n is op number n + count.
     """
 
     def __init__(self, profile: Profile, pins: Pins = NO_PINS) -> None:
@@ -30,11 +30,11 @@ class Frame:
 
         self.makes = [numbers(op.outputs) for op in graph.ops] + [numbers(op.outputs[:1]) for op in graph.ops]
         self.new_bytes = [sum(self.size[each] for each in made) for made in self.makes]
-        self.reads = [numbers(op.inputs) for op in graph.ops] + [numbers(op.shortcut) for op in graph.ops]
-        short = [profile.shortcuts.get(op.name, (0.0, 0)) for op in graph.ops]
+        self.reads = [numbers(op.inputs) for op in graph.ops] + [numbers(op.rule_inputs) for op in graph.ops]
+        short = [profile.rules.get(op.name, (0.0, 0)) for op in graph.ops]
         self.seconds = [profile.seconds[op.name] for op in graph.ops] + [seconds for seconds, _ in short]
         self.workspace = [profile.workspace_bytes[op.name] for op in graph.ops] + [size for _, size in short]
-        self.random = [op.random for op in graph.ops] + [False] * self.count  # by a shortcut, nothing is drawn
+        self.random = [op.random for op in graph.ops] + [False] * self.count  # by a recompute rule, nothing is drawn
         self.state_bytes = graph.environment.random_state_bytes
         self.uses: list[list[int]] = [[] for _ in self.names]
         for rank, op in enumerate(graph.ops):
@@ -42,7 +42,7 @@ class Frame:
                 self.uses[each].append(2 * rank + 1)
         for name in graph.kept:
             self.uses[number[name]].append(self.end)
-        again = [op.phase is Phase.FORWARD and op.may_run_again for op in graph.ops]
+        again = [op.phase is Phase.FORWARD and op.recomputable for op in graph.ops]
         self.droppable = [
             again[self.maker[each]] and name not in graph.kept and name not in pins.keep
             for each, name in enumerate(self.names)
@@ -51,7 +51,7 @@ class Frame:
         self.pinned = frozenset(numbers(pins.recompute))  # must be made again
         first = next((rank for rank, op in enumerate(graph.ops) if op.phase is not Phase.FORWARD), self.count)
         self.boundary = 2 * first  # where the forward phase ends
-        # Through which views each op or shortcut reads each storage.
+        # Through which views each op or rule reads each storage.
         self.views: list[dict[int, tuple[int, ...]]] = []
         for through in arrays_of(graph).through:
             found: dict[int, tuple[int, ...]] = {}
@@ -60,9 +60,9 @@ class Frame:
                     found[each] = (*found.get(each, ()), view)
             self.views.append(found)
         self.viewed = {each for found in self.views for each in found}
-        # For the first output of an op with a shortcut that saves time: which other outputs of that op it needs.
-        self.short_of = {
+        # For the first output of an op with a recompute rule that saves time: which other outputs of that op it needs.
+        self.rule_needs = {
             number[op.outputs[0]]: tuple(each for each in self.reads[self.count + rank] if self.maker[each] == rank)
             for rank, op in enumerate(graph.ops)
-            if short[rank][0] < self.seconds[rank] and op.name in profile.shortcuts
+            if short[rank][0] < self.seconds[rank] and op.name in profile.rules
         }

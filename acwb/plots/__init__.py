@@ -4,7 +4,7 @@ Titles state what is seen, with its number. Sizes are GiB, times ms.
 """
 
 from acwb.plots.block_graph import block
-from acwb.plots.method_chart import contest
+from acwb.plots.method_chart import method_comparison
 from acwb.plots.op_charts import activation_size, breakdown, inactive_time, node_peak_memory, node_runtime
 from acwb.plots.sweeps import sweep_latency, sweep_memory
 from acwb.plots.timelines import before_and_after, lifetimes, timeline
@@ -15,10 +15,10 @@ __all__ = [
     "before_and_after",
     "block",
     "breakdown",
-    "contest",
     "current_point",
     "inactive_time",
     "lifetimes",
+    "method_comparison",
     "node_peak_memory",
     "node_runtime",
     "sweep_latency",

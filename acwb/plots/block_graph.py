@@ -7,11 +7,11 @@ from plotly.subplots import make_subplots
 
 from acwb.core.graph import Op, Phase, StepGraph
 from acwb.errors import AcwbError
-from acwb.plots.theme import AGAIN, INK, KEPT, PAPER, PHASES, QUIET, themed
+from acwb.plots.theme import INK, KEPT, PAPER, PHASES, QUIET, RECOMPUTED, themed
 
 Place = tuple[float, float]
-MOST = 80  # ops that can be read in one drawing
-BEFORE = 0.8  # where ops that run again stand, between forward (0) and backward ops (1)
+MAX_OPS = 80  # ops that can be read in one drawing
+RECOMPUTED_COLUMN = 0.8  # where ops that run again stand, between forward (0) and backward ops (1)
 
 
 def block(module: str, captured: StepGraph, rewritten: StepGraph | None = None) -> graph_objects.Figure:
@@ -23,7 +23,7 @@ def block(module: str, captured: StepGraph, rewritten: StepGraph | None = None) 
     graphs = [captured] if rewritten is None else [captured, rewritten]
     figure = make_subplots(cols=len(graphs), horizontal_spacing=0.04)
     for column, graph in enumerate(graphs, start=1):
-        for trace in _drawn(graph, _ops(graph, module), named=column == len(graphs)):
+        for trace in _traces(graph, _ops(graph, module), named=column == len(graphs)):
             figure.add_trace(trace, row=1, col=column)
     figure.update_xaxes(range=[-0.8, 2.1])
     figure.update_yaxes(range=[-0.02, 1.02])
@@ -62,12 +62,12 @@ def _ops(graph: StepGraph, module: str) -> list[Op]:
     if not found:
         known = sorted({op.module for op in graph.ops if op.module})
         raise AcwbError(f"No op of the step belongs to module {module!r}: there are {', '.join(known[:5])} and others.")
-    if len(found) > MOST:
+    if len(found) > MAX_OPS:
         raise AcwbError(f"Module {module!r} has {len(found)} ops, too many for one drawing: choose a smaller one.")
     return found
 
 
-def _drawn(graph: StepGraph, ops: Sequence[Op], named: bool) -> list[graph_objects.Scatter]:
+def _traces(graph: StepGraph, ops: Sequence[Op], named: bool) -> list[graph_objects.Scatter]:
     places = _places(ops)
     maker = {name: op for op in ops for name in op.outputs}
     lines: dict[str, list[tuple[Place, Place]]] = {"kept": [], "again": [], "other": []}
@@ -80,7 +80,7 @@ def _drawn(graph: StepGraph, ops: Sequence[Op], named: bool) -> list[graph_objec
     looks = {
         "other": ("reads", QUIET, 1, "solid"),
         "kept": ("activation that is kept", KEPT, 2, "solid"),
-        "again": ("made again", AGAIN, 2, "dash"),
+        "again": ("made again", RECOMPUTED, 2, "dash"),
     }
     traces = [
         graph_objects.Scatter(
@@ -109,7 +109,7 @@ def _drawn(graph: StepGraph, ops: Sequence[Op], named: bool) -> list[graph_objec
                 name=name,
                 legendgroup=name,
                 showlegend=named,
-                marker={"color": colour, "symbol": symbol, "size": 9, "line": {"width": 1.5, "color": AGAIN}},
+                marker={"color": colour, "symbol": symbol, "size": 9, "line": {"width": 1.5, "color": RECOMPUTED}},
                 text=[_short(op.name) for op in chosen],
                 textposition="middle left" if name == "forward" else "middle right",
                 textfont={"size": 10, "color": INK},
@@ -126,7 +126,10 @@ def _places(ops: Sequence[Op]) -> dict[str, Place]:
     down = [op for op in ops if op.phase is Phase.FORWARD]
     up = [op for op in ops if op.phase is Phase.BACKWARD][::-1]
     return {
-        op.name: (0.0 if side is down else BEFORE if op.recomputes else 1.0, 1 - number / max(1, len(side) - 1))
+        op.name: (
+            0.0 if side is down else RECOMPUTED_COLUMN if op.recomputes else 1.0,
+            1 - number / max(1, len(side) - 1),
+        )
         for side in (down, up)
         for number, op in enumerate(side)
     }

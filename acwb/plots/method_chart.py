@@ -6,12 +6,12 @@ from typing import Any
 
 from plotly import graph_objects
 
-from acwb.evaluation.comparison import EAGER, Contest, Row
+from acwb.evaluation.comparison import EAGER, MethodComparison, MethodResult
 from acwb.plots.theme import OURS, THEIRS, WRONG, extra_time, themed
 
 
-def contest(found: Contest) -> graph_objects.Figure:
-    """What each contender saves and what it costs: peak above static against time, both relative to plain PyTorch."""
+def method_comparison(found: MethodComparison) -> graph_objects.Figure:
+    """What each method saves and what it costs: peak above static against time, both relative to plain PyTorch."""
     figure = graph_objects.Figure()
     whole = found.row(EAGER).peak_bytes - found.static_bytes
     line = [((size - found.static_bytes) / whole * 100, more * 100) for size, more in found.curve]
@@ -36,7 +36,7 @@ def contest(found: Contest) -> graph_objects.Figure:
     return themed(figure, _finding(found))
 
 
-def _points(found: Contest, rows: Sequence[Row], sides: Mapping[str, str]) -> dict[str, Any]:
+def _points(found: MethodComparison, rows: Sequence[MethodResult], sides: Mapping[str, str]) -> dict[str, Any]:
     times = [found.time(row.name) for row in rows]
     return {
         "x": [found.share(row.name) * 100 for row in rows],
@@ -58,7 +58,10 @@ Box = tuple[float, float, float, float]  # left, right, bottom, top
 
 
 def _sides(
-    found: Contest, named: Sequence[Row], others: Sequence[Row], curve: Sequence[tuple[float, float]]
+    found: MethodComparison,
+    named: Sequence[MethodResult],
+    others: Sequence[MethodResult],
+    curve: Sequence[tuple[float, float]],
 ) -> dict[str, str]:
     """On which side of its mark each name stands, so that it covers as few marks, names and curves as can be.
 
@@ -99,11 +102,11 @@ def _marks(colour: str, symbol: str) -> dict[str, Any]:
     return {"mode": "markers+text", "marker": {"color": colour, "symbol": symbol, "size": 10}}
 
 
-def _finding(found: Contest) -> str:
-    """The figure's sentence: the contender that saves most, and what ours takes in its place."""
-    if not found.rivals:
-        return f"{found.title}: no contender saves memory"
-    lowest = min(found.rivals, key=found.share)
-    theirs, ours = found.time(lowest), found.time(found.rivals[lowest])
+def _finding(found: MethodComparison) -> str:
+    """The figure's sentence: the method that saves most, and what ours takes in its place."""
+    if not found.matching_plans:
+        return f"{found.title}: no method saves memory"
+    lowest = min(found.matching_plans, key=found.share)
+    theirs, ours = found.time(lowest), found.time(found.matching_plans[lowest])
     where = f"{found.title}: at {found.share(lowest):.0%} of the peak"
     return f"{where}, {lowest} takes {extra_time(theirs)} time, a plan {extra_time(ours)}"

@@ -10,10 +10,10 @@ from acwb.core.graph import Phase
 from acwb.core.profile import Profile
 from acwb.planning.plan import Plan
 from acwb.plots.theme import INK, KEPT, PHASES, QUIET, ROLES, WORKSPACE, in_gib, mark, themed
-from acwb.units import gibibytes, milliseconds
+from acwb.units import format_bytes, format_seconds
 
-MODULES = 12  # of a breakdown; the others are summed up
-SEEN = 0.005  # of all: what is smaller is summed up, too
+MAX_BARS = 12  # of a breakdown; the others are summed up
+MIN_SHARE = 0.005  # of all: what is smaller is summed up, too
 
 
 def node_runtime(profile: Profile) -> graph_objects.Figure:
@@ -39,7 +39,7 @@ def node_runtime(profile: Profile) -> graph_objects.Figure:
         kinds[target.split(".")[1] if "." in target else target] += spent
     most = sorted(kinds, key=kinds.__getitem__, reverse=True)[:2]
     share = sum(kinds[kind] for kind in most) / nodes["run_time_ms"].sum()
-    finding = f"{_model(profile)}: {' and '.join(most)} take {share:.0%} of {milliseconds(profile.step_seconds)}"
+    finding = f"{_model(profile)}: {' and '.join(most)} take {share:.0%} of {format_seconds(profile.step_seconds)}"
     return themed(figure, finding)
 
 
@@ -82,9 +82,8 @@ def node_peak_memory(profile: Profile) -> graph_objects.Figure:
     figure.update_xaxes(title_text="op, in the order in which they run")
     figure.update_yaxes(title_text="memory, GiB", rangemode="tozero")
     largest = in_gib(nodes["active_mem_bytes"].max())
-    finding = (
-        f"{_model(profile)}: the step needs {gibibytes(profile.peak_bytes)}, no single op more than {largest:.3f} GiB"
-    )
+    peak = format_bytes(profile.peak_bytes)
+    finding = f"{_model(profile)}: the step needs {peak}, no single op more than {largest:.3f} GiB"
     return themed(figure, finding)
 
 
@@ -162,7 +161,7 @@ def breakdown(plan: Plan) -> graph_objects.Figure:
     modules = Counter[str]()
     for name, _ in timeline.alive_at_peak:
         maker = graph.maker.get(name)
-        module = graph.ops[graph.rank[maker]].module if maker else name.partition(":")[0].rpartition(".")[0]
+        module = graph.op(maker).module if maker else name.partition(":")[0].rpartition(".")[0]
         modules[_top(module)] += graph.storage[name].bytes
     modules[WORKSPACE] += roles[WORKSPACE]
     figure = make_subplots(cols=2, horizontal_spacing=0.32, subplot_titles=("by role", "by module"))
@@ -173,7 +172,7 @@ def breakdown(plan: Plan) -> graph_objects.Figure:
     figure.update_layout(showlegend=False)
     first = next(iter(shown))
     finding = (
-        f"{_model(plan.profile)}: {gibibytes(timeline.peak_bytes)} at the peak, "
+        f"{_model(plan.profile)}: {format_bytes(timeline.peak_bytes)} at the peak, "
         f"{roles[first] / timeline.peak_bytes:.0%} of it {first}s"
     )
     figure = themed(figure, finding)
@@ -190,8 +189,8 @@ def _top(module: str) -> str:
 def _largest(sizes: dict[str, int] | Counter[str]) -> dict[str, int]:
     """The largest, and the sum of the rest, which no bar of its own could show."""
     ordered = sorted(((size, name) for name, size in sizes.items() if size), reverse=True)
-    least = SEEN * sum(sizes.values())
-    found = {name: size for size, name in ordered[:MODULES] if size >= least}
+    least = MIN_SHARE * sum(sizes.values())
+    found = {name: size for size, name in ordered[:MAX_BARS] if size >= least}
     rest = sum(size for size, _ in ordered[len(found) :])
     return {**found, f"{len(ordered) - len(found)} others": rest} if rest else found
 
@@ -211,4 +210,4 @@ def _bars(sizes: dict[str, int], looks: Mapping[str, tuple[str, str]]) -> dict[s
 
 
 def _model(profile: Profile) -> str:
-    return profile.graph.environment.model
+    return profile.graph.title

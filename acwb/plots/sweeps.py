@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from plotly import graph_objects
 
-from acwb.evaluation.batch_sweep import Point, Side, Sweep
+from acwb.evaluation.batch_sweep import BatchResult, Sweep, SweepPoint
 from acwb.plots.theme import INK, OURS, THEIRS, extra_time, in_gib, themed
 
 
@@ -46,11 +46,11 @@ def sweep_memory(sweep: Sweep) -> graph_objects.Figure:
     return themed(figure, finding)
 
 
-def _measured(side: Side) -> float:
-    return in_gib(side.peaks.process) if side.peaks else 0.0  # a bar without height still has its words
+def _measured(side: BatchResult) -> float:
+    return in_gib(side.peaks.process_bytes) if side.peaks else 0.0  # a bar without height still has its words
 
 
-def _saved(point: Point) -> str:
+def _saved(point: SweepPoint) -> str:
     if point.planned.problem:
         return "no plan fits"
     if point.saved is None:
@@ -58,7 +58,7 @@ def _saved(point: Point) -> str:
     return f"{-point.saved:+.0%}".replace("-", "−") + ("<br>(floor)" if point.at_floor else "")
 
 
-def _problem(side: Side) -> str:
+def _problem(side: BatchResult) -> str:
     return "does not fit" if side.problem else ""
 
 
@@ -109,13 +109,13 @@ def _slowdown(sweep: Sweep) -> str:
     return f"a step with a plan takes {_signed_span(claimed)} time{rest}"
 
 
-def _upper(point: Point) -> str:
+def _upper(point: SweepPoint) -> str:
     """Which of the two lines is above the other at a point: there a label is clear of both."""
     medians = {side: statistics.median(getattr(point, side).seconds or (0.0,)) for side in ("planned", "plain")}
     return max(medians, key=medians.__getitem__)
 
 
-def _slower(point: Point) -> str:
+def _slower(point: SweepPoint) -> str:
     return extra_time(point.time) if point.time is not None else ""
 
 

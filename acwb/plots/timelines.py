@@ -10,16 +10,16 @@ from acwb.core.schedule import Run
 from acwb.evaluation.measurement import Measurement
 from acwb.planning.heuristics import keep_all
 from acwb.planning.plan import Decision, Plan, bytes_column
-from acwb.plots.theme import AGAIN, INK, KEPT, PAPER, QUIET, ROLES, WRONG, arrow, in_gib, themed
-from acwb.units import gibibytes
+from acwb.plots.theme import INK, KEPT, PAPER, QUIET, RECOMPUTED, ROLES, WRONG, arrow, in_gib, themed
+from acwb.units import format_bytes
 
 if TYPE_CHECKING:
     import pandas
 
-COLUMNS = 900  # a figure's width in pixels: of the ops in one of them, the one that needs most is drawn
+PIXELS = 900  # a figure's width in pixels: of the ops in one of them, the one that needs most is drawn
 
 
-Values = dict[str, Any]  # of a trace, an annotation or a shape, before plotly has checked them
+PlotlyValues = dict[str, Any]  # of a trace, an annotation or a shape, before plotly has checked them
 
 
 def timeline(plan: Plan, measurement: Measurement | None = None) -> graph_objects.Figure:
@@ -28,17 +28,17 @@ def timeline(plan: Plan, measurement: Measurement | None = None) -> graph_object
     figure = graph_objects.Figure(areas(plan), {"shapes": shapes, "annotations": notes})
     figure.update_xaxes(title_text="time in the step, ms (predicted)")
     figure.update_yaxes(title_text="memory, GiB")
-    beside = f", measured {gibibytes(measurement.peaks.allocator)}" if measurement is not None else ""
-    model = plan.profile.graph.environment.model
+    beside = f", measured {format_bytes(measurement.peaks.allocator_bytes)}" if measurement is not None else ""
+    model = plan.profile.graph.title
     peak = plan.timeline.peak_bytes
     held = plan.timeline.by_role[Role.ACTIVATION][plan.timeline.peak_step] / peak
-    finding = f"{model}: the step peaks at {gibibytes(peak)}{beside}; {held:.0%} of that are activations"
+    finding = f"{model}: the step peaks at {format_bytes(peak)}{beside}; {held:.0%} of that are activations"
     return themed(figure, finding)
 
 
 def before_and_after(plan: Plan, measurement: Measurement | None = None) -> graph_objects.Figure:
     """The step without a plan above the step with it, on the same axes."""
-    drawing = Comparison(keep_all(plan.profile), plan, measurement)
+    drawing = BeforeAfter(keep_all(plan.profile), plan, measurement)
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, shared_yaxes=True, vertical_spacing=0.09)
     figure.add_traces(drawing.traces)
     figure.update_layout(shapes=drawing.shapes, annotations=drawing.annotations)
@@ -48,7 +48,7 @@ def before_and_after(plan: Plan, measurement: Measurement | None = None) -> grap
     return themed(figure, drawing.finding, height=640)
 
 
-class Comparison:
+class BeforeAfter:
     """What `before_and_after` draws, as plain values, so that a figure on the screen can be changed at once.
 
     Plotly takes many times as long to check a new figure as these take to compute.
@@ -59,12 +59,12 @@ class Comparison:
     """
 
     def __init__(self, plain: Plan, plan: Plan, measurement: Measurement | None = None) -> None:
-        self.finding = _difference(plan, measurement)
+        self.finding = _finding(plan, measurement)
         self.heights = [0, in_gib(plain.timeline.peak_bytes) * 1.25]
         self.times = [0, max(plain.timeline.seconds, plan.timeline.seconds) * 1e3]
-        self.traces: list[Values] = []
-        self.shapes: list[Values] = []
-        self.annotations: list[Values] = []
+        self.traces: list[PlotlyValues] = []
+        self.shapes: list[PlotlyValues] = []
+        self.annotations: list[PlotlyValues] = []
         for axis, name, each in (("", "without a plan", plain), ("2", "with a plan", plan)):
             self.traces += areas(each, axis)
             shapes, notes = _marks(each, axis)
@@ -74,12 +74,12 @@ class Comparison:
             self.annotations += [*notes, {**heading, **place}]
 
 
-def areas(plan: Plan, axis: str = "") -> list[Values]:
+def areas(plan: Plan, axis: str = "") -> list[PlotlyValues]:
     """The stacked areas of a timeline, role by role, then the running op's workspace; the op stands on the total.
 
     Only those on the first axes have names in the legend.
     """
-    frame = drawn(plan.timeline_frame)
+    frame = downsample(plan.timeline_frame)
     start, traces = frame["start_ms"].to_numpy(), []
     place = {"type": "scatter", "xaxis": f"x{axis}", "yaxis": f"y{axis}", "mode": "lines"}
     for role, (colour, pattern) in ROLES.items():
@@ -112,7 +112,7 @@ def areas(plan: Plan, axis: str = "") -> list[Values]:
     return [*traces, total]
 
 
-def drawn(frame: "pandas.DataFrame", columns: int = COLUMNS) -> "pandas.DataFrame":
+def downsample(frame: "pandas.DataFrame", columns: int = PIXELS) -> "pandas.DataFrame":
     """The rows that a picture shows: of those that fall on one pixel, the one that needs most memory; and the end."""
     if len(frame) <= columns:
         return frame
@@ -122,11 +122,11 @@ def drawn(frame: "pandas.DataFrame", columns: int = COLUMNS) -> "pandas.DataFram
     return frame.loc[sorted({*highest, frame.index[0], frame.index[-1]})]
 
 
-def _marks(plan: Plan, axis: str = "") -> tuple[list[Values], list[Values]]:
+def _marks(plan: Plan, axis: str = "") -> tuple[list[PlotlyValues], list[PlotlyValues]]:
     """Lines and words for the phases, the budget and the peak."""
     across, up = {"xref": f"x{axis} domain", "yref": f"y{axis}"}, {"xref": f"x{axis}", "yref": f"y{axis} domain"}
-    shapes: list[Values] = []
-    notes: list[Values] = []
+    shapes: list[PlotlyValues] = []
+    notes: list[PlotlyValues] = []
     frame = plan.timeline_frame
     starts = frame.groupby("phase", sort=False)["start_ms"].min()
     for phase in (Phase.BACKWARD, Phase.OPTIMIZER):
@@ -137,39 +137,41 @@ def _marks(plan: Plan, axis: str = "") -> tuple[list[Values], list[Values]]:
     if plan.budget_bytes is not None and plan.budget_bytes <= plan.profile.peak_bytes:
         budget = in_gib(plan.budget_bytes)
         shapes.append(_line({"color": WRONG, "width": 1.5, "dash": "dash"}, (0, 1), (budget, budget)) | across)
-        notes.append(_word(f"budget {gibibytes(plan.budget_bytes)}", 0.005, budget, "left", WRONG) | across)
+        notes.append(_word(f"budget {format_bytes(plan.budget_bytes)}", 0.005, budget, "left", WRONG) | across)
     row = plan.peak_row
-    op = plan.profile.graph.ops[plan.profile.graph.rank[row["op"]]]
+    op = plan.profile.graph.op(row["op"])
     where = f" ({op.module})" if op.module else ""
     is_late = row["start_ms"] > 0.5e3 * plan.timeline.seconds
     side = {"ax": -40, "xanchor": "right"} if is_late else {"ax": 40, "xanchor": "left"}
-    told = f"peak {gibibytes(plan.timeline.peak_bytes)}<br>{op.name}{where}"
+    told = f"peak {format_bytes(plan.timeline.peak_bytes)}<br>{op.name}{where}"
     top = in_gib(plan.timeline.peak_bytes)
     notes.append({**arrow(told, float(row["start_ms"]), top), **side, "xref": f"x{axis}", "yref": f"y{axis}"})
     return shapes, notes
 
 
-def _line(line: Values, x: tuple[float, float], y: tuple[float, float]) -> Values:
+def _line(line: PlotlyValues, x: tuple[float, float], y: tuple[float, float]) -> PlotlyValues:
     return {"type": "line", "line": line, "x0": x[0], "x1": x[1], "y0": y[0], "y1": y[1]}
 
 
-def _word(text: str, x: float, y: float, side: str, colour: str) -> Values:
+def _word(text: str, x: float, y: float, side: str, colour: str) -> PlotlyValues:
     place = {"x": x, "y": y, "xanchor": side, "yanchor": "bottom", "showarrow": False}
     return {"text": text, "font": {"size": 12, "color": colour}, **place}
 
 
-def _difference(plan: Plan, measurement: Measurement | None) -> str:
+def _finding(plan: Plan, measurement: Measurement | None) -> str:
     """The finding: what the plan saves and costs, and what was measured of that."""
     static, plain = plan.profile.graph.static_bytes, plan.profile.peak_bytes
     saved = 1 - (plan.timeline.peak_bytes - static) / (plain - static)
     text = (
-        f"{plan.profile.graph.environment.model}: {gibibytes(plain)} become {gibibytes(plan.timeline.peak_bytes)} "
+        f"{plan.profile.graph.title}: {format_bytes(plain)} become {format_bytes(plan.timeline.peak_bytes)} "
         f"(−{saved:.0%} above static) for {plan.overhead:+.1%} time, predicted"
     )
     if measurement is not None:
         time = measurement.time
         spread = "within noise" if time.is_noise else f"95% [{time.low - 1:+.1%}, {time.high - 1:+.1%}]"
-        measured = f"measured {gibibytes(measurement.peaks.allocator)} for {time.median - 1:+.1%} time ({spread})"
+        measured = (
+            f"measured {format_bytes(measurement.peaks.allocator_bytes)} for {time.median - 1:+.1%} time ({spread})"
+        )
         text += "; " + measured.replace("-", "−")
     return text
 
@@ -182,7 +184,7 @@ def lifetimes(plan: Plan) -> graph_objects.Figure:
     figure = graph_objects.Figure()
     for decision, colour, name in (
         (Decision.RETAINED, KEPT, "kept"),
-        (Decision.RECOMPUTE, AGAIN, "dropped and made again"),
+        (Decision.RECOMPUTE, RECOMPUTED, "dropped and made again"),
     ):
         rows = [(place[storage], *span, storage) for storage, span in spans if plan.decisions[storage] is decision]
         if rows:
@@ -203,10 +205,10 @@ def lifetimes(plan: Plan) -> graph_objects.Figure:
     figure.update_yaxes(title_text="activation, in order of creation", autorange="reversed")
     again = sum(decision is Decision.RECOMPUTE for decision in plan.decisions.values())
     finding = (
-        f"{plan.profile.graph.environment.model}: {again:,} of {len(activations):,} activations are dropped between "
+        f"{plan.profile.graph.title}: {again:,} of {len(activations):,} activations are dropped between "
         f"the phases and made again"
         if again
-        else f"{plan.profile.graph.environment.model}: all {len(activations):,} activations wait from their forward to "
+        else f"{plan.profile.graph.title}: all {len(activations):,} activations wait from their forward to "
         f"their backward use, the first for {_longest_wait(plan):.0%} of the step"
     )
     return themed(figure, finding)
@@ -224,8 +226,8 @@ def _spans(plan: Plan) -> list[tuple[str, tuple[float, float]]]:
     graph = plan.profile.graph
     for entry, start in zip(plan.schedule.entries, plan.clock, strict=True):
         if isinstance(entry, Run):
-            op = graph.ops[graph.rank[entry.op]]
-            for storage in op.outputs[:1] if entry.short else op.outputs:
+            op = graph.op(entry.op)
+            for storage in op.outputs[:1] if entry.by_rule else op.outputs:
                 if storage in names:
                     born[storage, entry.copy] = start * 1e3
         elif (key := (entry.storage, entry.copy)) in born:

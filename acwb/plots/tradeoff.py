@@ -7,7 +7,7 @@ from plotly import graph_objects
 from acwb.planning.frontier import Frontier
 from acwb.planning.plan import Plan
 from acwb.plots.theme import OURS, QUIET, WRONG, in_gib, mark, themed
-from acwb.units import gibibytes
+from acwb.units import format_bytes
 
 SYMBOLS = ("square", "diamond", "triangle-up", "x", "cross", "star")
 COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#332288")
@@ -17,7 +17,7 @@ def trade_off(
     frontier: Frontier, others: Mapping[str, Iterable[Plan]] | None = None, current: Plan | None = None
 ) -> graph_objects.Figure:
     """What each peak costs in time: the frontier, what is proved to be impossible, other planners, the current plan."""
-    figure = graph_objects.Figure([_own_line(frontier), _proved_line(frontier)])
+    figure = graph_objects.Figure([_frontier_line(frontier), _bound_line(frontier)])
     for (name, plans), colour, symbol in zip((others or {}).items(), COLOURS, SYMBOLS, strict=False):
         figure.add_trace(_dots(frontier, name, list(plans), colour, symbol))
     now = [current_point(frontier, current)] if current is not None else []
@@ -31,19 +31,27 @@ def trade_off(
         hoverinfo="skip",
     )
     last = frontier.points[-1]
-    floor = f"floor {gibibytes(last.peak_bytes)}"
-    mark(figure, floor, _part(frontier, last.peak_bytes), frontier.overhead(last) * 100, ax=50, ay=0, xanchor="left")
+    floor = f"floor {format_bytes(last.peak_bytes)}"
+    mark(
+        figure,
+        floor,
+        _percent_above_static(frontier, last.peak_bytes),
+        frontier.overhead(last) * 100,
+        ax=50,
+        ay=0,
+        xanchor="left",
+    )
     figure.update_xaxes(title_text="peak above static, % of the step without a plan", range=[0, 103])
     figure.update_yaxes(title_text="extra time per step, % (predicted)", rangemode="tozero")
-    half = next((point for point in frontier.points if _part(frontier, point.peak_bytes) <= 50), None)
+    half = next((point for point in frontier.points if _percent_above_static(frontier, point.peak_bytes) <= 50), None)
     told = f"half the peak above static costs {frontier.overhead(half):+.1%} time" if half else "half is not reached"
-    down = 100 - _part(frontier, last.peak_bytes)
-    return themed(figure, f"{frontier.profile.graph.environment.model}: {told}, −{down:.0f}% is the most")
+    down = 100 - _percent_above_static(frontier, last.peak_bytes)
+    return themed(figure, f"{frontier.profile.graph.title}: {told}, −{down:.0f}% is the most")
 
 
-def _own_line(frontier: Frontier) -> graph_objects.Scatter:
+def _frontier_line(frontier: Frontier) -> graph_objects.Scatter:
     return graph_objects.Scatter(
-        x=[_part(frontier, point.peak_bytes) for point in frontier.points],
+        x=[_percent_above_static(frontier, point.peak_bytes) for point in frontier.points],
         y=[frontier.overhead(point) * 100 for point in frontier.points],
         customdata=[in_gib(point.peak_bytes) for point in frontier.points],
         name="frontier",
@@ -53,9 +61,9 @@ def _own_line(frontier: Frontier) -> graph_objects.Scatter:
     )
 
 
-def _proved_line(frontier: Frontier) -> graph_objects.Scatter:
+def _bound_line(frontier: Frontier) -> graph_objects.Scatter:
     return graph_objects.Scatter(
-        x=[_part(frontier, size) for size, _ in frontier.bounds],
+        x=[_percent_above_static(frontier, size) for size, _ in frontier.bounds],
         y=[seconds / frontier.profile.step_seconds * 100 for _, seconds in frontier.bounds],
         name="no plan is below (proved)",
         mode="lines",
@@ -66,7 +74,7 @@ def _proved_line(frontier: Frontier) -> graph_objects.Scatter:
 
 def _dots(frontier: Frontier, name: str, plans: Sequence[Plan], colour: str, symbol: str) -> graph_objects.Scatter:
     return graph_objects.Scatter(
-        x=[_part(frontier, plan.timeline.peak_bytes) for plan in plans],
+        x=[_percent_above_static(frontier, plan.timeline.peak_bytes) for plan in plans],
         y=[plan.overhead * 100 for plan in plans],
         name=name,
         mode="markers",
@@ -78,10 +86,10 @@ def _dots(frontier: Frontier, name: str, plans: Sequence[Plan], colour: str, sym
 
 def current_point(frontier: Frontier, plan: Plan) -> tuple[float, float]:
     """Where a plan stands in the trade-off: peak above static and extra time, both in %."""
-    return _part(frontier, plan.timeline.peak_bytes), plan.overhead * 100
+    return _percent_above_static(frontier, plan.timeline.peak_bytes), plan.overhead * 100
 
 
-def _part(frontier: Frontier, peak: int) -> float:
+def _percent_above_static(frontier: Frontier, peak: int) -> float:
     """A peak above what exists before the step, in % of that of the step without a plan."""
     static = frontier.profile.graph.static_bytes
     return (peak - static) / (frontier.baseline_bytes - static) * 100

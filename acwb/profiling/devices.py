@@ -33,7 +33,7 @@ class Clock(Protocol):
         """The time between two marks."""
 
 
-class Meter(Protocol):
+class AllocationMeter(Protocol):
     """While entered, watches what an allocator gives out."""
 
     def watch(self, name: str) -> AbstractContextManager[None]:
@@ -43,7 +43,7 @@ class Meter(Protocol):
         """Once left: the most bytes held at one moment of each watch beyond what was held at its start."""
 
 
-class Space(Protocol):
+class SwapSpace(Protocol):
     """Memory outside of the device, that storages are moved to and back from."""
 
     def write(self, name: str, storage: torch.UntypedStorage) -> None:
@@ -58,26 +58,26 @@ class Space(Protocol):
 
 def clock_of(device: torch.device) -> Clock:
     """The device's clock."""
-    return ProcessorClock() if device.type == "cpu" else AcceleratorClock()
+    return CpuClock() if device.type == "cpu" else AcceleratorClock()
 
 
-def meter_of(device: torch.device) -> "ProcessorMeter | AcceleratorMeter":
+def meter_of(device: torch.device) -> "CpuAllocationMeter | AcceleratorAllocationMeter":
     """The device's meter of allocations, to be entered."""
-    return ProcessorMeter() if device.type == "cpu" else AcceleratorMeter()
+    return CpuAllocationMeter() if device.type == "cpu" else AcceleratorAllocationMeter()
 
 
-def space_of(device: torch.device) -> Space:
+def space_of(device: torch.device) -> SwapSpace:
     """Where storages of the device are swapped to."""
-    return FileSpace() if device.type == "cpu" else HostSpace()
+    return FileSwapSpace() if device.type == "cpu" else HostSwapSpace()
 
 
-def swap_out(space: Space, name: str, storage: torch.UntypedStorage) -> None:
+def swap_out(space: SwapSpace, name: str, storage: torch.UntypedStorage) -> None:
     """Move a storage's bytes out and give its memory back; its tensors stay, but must not be read."""
     space.write(name, storage)
     storage.resize_(0)
 
 
-def swap_in(space: Space, name: str, storage: torch.UntypedStorage, size: int) -> None:
+def swap_in(space: SwapSpace, name: str, storage: torch.UntypedStorage, size: int) -> None:
     """Bring a storage's `size` bytes back."""
     storage.resize_(size)
     space.read(name, storage)
@@ -97,7 +97,7 @@ def available_bytes(device: torch.device) -> int:
     return max(0, min(limits))
 
 
-def description(device: torch.device) -> str:
+def describe_device(device: torch.device) -> str:
     """What a person calls the device."""
     if device.type != "cpu":
         return str(torch.accelerator.current_accelerator())
@@ -106,7 +106,7 @@ def description(device: torch.device) -> str:
     return next(named, platform.machine())
 
 
-class ProcessorClock:
+class CpuClock:
     """The process's monotonic clock."""
 
     def mark(self) -> float:
@@ -133,7 +133,7 @@ class AcceleratorClock:
         return float(start.elapsed_time(stop)) / 1e3
 
 
-class ProcessorMeter:
+class CpuAllocationMeter:
     """Torch's CPU allocator reports each of its events to the profiler; a watch is a region of the profiler's."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class ProcessorMeter:
             activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
         )
 
-    def __enter__(self) -> "ProcessorMeter":
+    def __enter__(self) -> "CpuAllocationMeter":
         with _quiet():
             self._profiler.__enter__()
         return self
@@ -179,13 +179,13 @@ class ProcessorMeter:
         return found
 
 
-class AcceleratorMeter:
+class AcceleratorAllocationMeter:
     """The accelerator's allocator counts for itself."""
 
     def __init__(self) -> None:
         self._growth: dict[str, int] = {}
 
-    def __enter__(self) -> "AcceleratorMeter":
+    def __enter__(self) -> "AcceleratorAllocationMeter":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -204,7 +204,7 @@ class AcceleratorMeter:
         return self._growth
 
 
-class FileSpace:
+class FileSwapSpace:
     """A temporary file, written and read (not mapped, which would count as memory), that vanishes with its last use."""
 
     def __init__(self) -> None:
@@ -250,7 +250,7 @@ class FileSpace:
             self._end = 0
 
 
-class HostSpace:
+class HostSwapSpace:
     """Pinned host memory."""
 
     def __init__(self) -> None:

@@ -7,13 +7,13 @@ from statistics import median
 from typing import Any
 
 from acwb.bitwise import equal_with_strides
-from acwb.capture.recompute_rules import Rule
+from acwb.capture.recompute_rules import RecomputeRule
 from acwb.core.graph import StepGraph
 from acwb.profiling import process_memory
-from acwb.profiling.devices import Clock, Meter
-from acwb.profiling.replay import Arguments, Call, Swapper
+from acwb.profiling.devices import AllocationMeter, Clock
+from acwb.profiling.replay import Arguments, OpCall, Swapper
 
-Returning = Callable[..., AbstractContextManager[None]]  # which freed blocks the C library gives back meanwhile
+BlockPolicy = Callable[..., AbstractContextManager[None]]  # which freed blocks the C library gives back meanwhile
 
 
 def blocks_kept(*_: int) -> AbstractContextManager[None]:
@@ -21,22 +21,22 @@ def blocks_kept(*_: int) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def shortcut_label(name: str) -> str:
-    """What an op's shortcut is measured under."""
-    return f"{name} by its shortcut"
+def rule_label(name: str) -> str:
+    """What an op's recompute rule is measured under."""
+    return f"{name} by its recompute rule"
 
 
-class Watched:
+class WorkspaceMeter:
     """Runs an op under the meter; with a swapper, moves each activation that it makes out and in again."""
 
     def __init__(
         self,
-        meter: Meter,
+        meter: AllocationMeter,
         clock: Clock,
         swapper: Swapper | None,
         graph: StepGraph,
         repeats: int,
-        returning: Returning = blocks_kept,
+        returning: BlockPolicy = blocks_kept,
     ) -> None:
         self._meter = meter
         self._clock = clock
@@ -44,15 +44,15 @@ class Watched:
         self._activations = {activation.name for activation in graph.activations}
         self._repeats = repeats
         self._returning = returning
-        self.shortcut_seconds: dict[str, float] = {}  # of ops whose shortcut gives the same bits
+        self.rule_seconds: dict[str, float] = {}  # of ops whose shortcut gives the same bits
 
-    def __call__(self, call: Call, arguments: Arguments) -> Any:
+    def __call__(self, call: OpCall, arguments: Arguments) -> Any:
         """Run the op, and measure it."""
         args, kwargs = arguments.pop()
         with self._meter.watch(call.op.name):
             result = call.run(args, kwargs)
         if call.rule is not None:
-            self._try_shortcut(call.op.name, call.rule, args, result)
+            self._try_rule(call.op.name, call.rule, args, result)
         for name, storage in call.made(result):
             if self._swapper and name in self._activations:
                 for _ in range(self._repeats):
@@ -61,9 +61,9 @@ class Watched:
                 self._swapper.forget(name)
         return result
 
-    def _try_shortcut(self, name: str, rule: Rule, args: tuple[Any, ...], result: Any) -> None:
-        """Compare an op's shortcut with its result, and time it; here, because it would disturb the ops' own times."""
-        with self._meter.watch(shortcut_label(name)):
+    def _try_rule(self, name: str, rule: RecomputeRule, args: tuple[Any, ...], result: Any) -> None:
+        """Compare an op's recompute rule with its result, and time it: here, where the ops are not timed."""
+        with self._meter.watch(rule_label(name)):
             again = rule.kernel(args, result)
         if not equal_with_strides(again, result[0]):
             return
@@ -74,17 +74,17 @@ class Watched:
                 start = self._clock.mark()
                 rule.kernel(args, result)
                 marks.append((start, self._clock.mark()))
-        self.shortcut_seconds[name] = median(self._clock.seconds(start, stop) for start, stop in marks)
+        self.rule_seconds[name] = median(self._clock.seconds(start, stop) for start, stop in marks)
 
 
-class Timed:
+class OpTimer:
     """Times an op, together with giving back what it used for the last time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._marks: defaultdict[str, list[tuple[Any, Any]]] = defaultdict(list)
 
-    def __call__(self, call: Call, arguments: Arguments) -> Any:
+    def __call__(self, call: OpCall, arguments: Arguments) -> Any:
         """Run the op, and measure it."""
         args, kwargs = arguments.pop()
         start = self._clock.mark()

@@ -17,7 +17,7 @@ from acwb.subject import Action
 # The C library then maps every block of 64 KiB or more by itself and gives it back when it is freed, so that the
 # process's memory follows its tensors. It makes allocation slower: times are never measured so. Two such processes may
 # run at the same time: their threads sleep while they wait, instead of keeping the cores from each other.
-PLAIN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_WAIT_POLICY": "passive"}
+MALLOC_RETURNS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_WAIT_POLICY": "passive"}
 
 
 def cap_memory(size: int) -> None:
@@ -41,15 +41,15 @@ def resident_growth(action: Action) -> int:
 
 
 # The C library's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, and the most that it raises the first to by itself.
-_MAPPED_FROM, _TRIMMED_FROM = -3, -1
-_BY_ITSELF = 32 * 2**20
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
+_DEFAULT_THRESHOLD = 32 * 2**20
 # Blocks from this size on are given back when they are freed. Fresh pages take as long as many an op, so times are
 # measured with the larger size; what lies between small blocks that stay is lost, so the smaller one is for the rest.
 TIMED_BLOCKS, ALL_BLOCKS = 8 * 2**20, 64 * 2**10
 
 
 @contextmanager
-def returning_memory(device: torch.device, blocks: int, afterwards: int = _BY_ITSELF) -> Iterator[None]:
+def return_freed_blocks(device: torch.device, blocks: int, afterwards: int = _DEFAULT_THRESHOLD) -> Iterator[None]:
     """Let the C library give blocks from this size on back when they are freed, instead of keeping them for later.
 
     Args:
@@ -59,18 +59,18 @@ def returning_memory(device: torch.device, blocks: int, afterwards: int = _BY_IT
     """
     library = ctypes.CDLL(None)
     if device.type == "cpu" and hasattr(library, "mallopt"):
-        _return_from(library, blocks)
+        _set_thresholds(library, blocks)
         try:
             yield
         finally:
-            _return_from(library, afterwards)
+            _set_thresholds(library, afterwards)
     else:
         yield
 
 
-def _return_from(library: ctypes.CDLL, blocks: int) -> None:
-    library.mallopt(_MAPPED_FROM, blocks)
-    library.mallopt(_TRIMMED_FROM, 2 * blocks)  # the library's own proportion
+def _set_thresholds(library: ctypes.CDLL, blocks: int) -> None:
+    library.mallopt(_M_MMAP_THRESHOLD, blocks)
+    library.mallopt(_M_TRIM_THRESHOLD, 2 * blocks)  # the library's own proportion
 
 
 def trim_memory() -> None:

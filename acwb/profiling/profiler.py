@@ -18,8 +18,8 @@ from acwb.core.graph import StepGraph
 from acwb.core.profile import Conditions, Profile
 from acwb.errors import AcwbError
 from acwb.profiling import devices, process_memory
-from acwb.profiling.instruments import Returning, Timed, Watched, blocks_kept, shortcut_label
-from acwb.profiling.replay import Replay, Swapper, SwappingReplay, unchanged
+from acwb.profiling.instruments import BlockPolicy, OpTimer, WorkspaceMeter, blocks_kept, rule_label
+from acwb.profiling.replay import Replay, Swapper, SwappingReplay, state_preserved
 
 # Workspaces are not known before the step was profiled: a step fits when its storages leave this much room for them.
 ROOM_FOR_WORKSPACE = 1.1
@@ -43,14 +43,14 @@ def profile(step: TracedStep, repeats: int = 3, swap: bool | None = None) -> Pro
         raise AcwbError(f"repeats is {repeats!r}: each op must be timed at least once, so give a whole number from 1.")
     device = step.device
     clock, meter = devices.clock_of(device), devices.meter_of(device)
-    with unchanged(step) as tensors:
+    with state_preserved(step) as tensors:
         swapped = not fits(step.graph, device) if swap is None else swap
         swapper = Swapper(devices.space_of(device), clock)
         replay = SwappingReplay(step, tensors, swapper) if swapped else Replay(step, tensors)
-        timed = Timed(clock)
-        returning: Returning = partial(process_memory.returning_memory, device) if swapped else blocks_kept
+        timed = OpTimer(clock)
+        returning: BlockPolicy = partial(process_memory.return_freed_blocks, device) if swapped else blocks_kept
         with tqdm(total=len(replay.calls) * (1 + repeats), desc="profiling", unit="op", leave=False) as progress:
-            watched = Watched(meter, clock, None if swapped else swapper, step.graph, repeats, returning)
+            watched = WorkspaceMeter(meter, clock, None if swapped else swapper, step.graph, repeats, returning)
             with meter, returning(process_memory.ALL_BLOCKS):
                 replay.run(watched, progress)
             with returning(process_memory.TIMED_BLOCKS):
@@ -64,11 +64,11 @@ def profile(step: TracedStep, repeats: int = 3, swap: bool | None = None) -> Pro
         workspace_bytes={name: max(0, growth[name] - size) for name, size in made.items()},
         swap_out_seconds={each.name: median(swapper.out_seconds[each.name]) for each in step.graph.activations},
         swap_in_seconds={each.name: median(swapper.in_seconds[each.name]) for each in step.graph.activations},
-        shortcuts={
-            name: (seconds, max(0, growth[shortcut_label(name)] - step.graph.storage[f"{name}:0"].bytes))
-            for name, seconds in watched.shortcut_seconds.items()
+        rules={
+            name: (seconds, max(0, growth[rule_label(name)] - step.graph.storage[f"{name}:0"].bytes))
+            for name, seconds in watched.rule_seconds.items()
         },
-        conditions=Conditions(devices.description(device), torch.get_num_threads(), repeats, swapped),
+        conditions=Conditions(devices.describe_device(device), torch.get_num_threads(), repeats, swapped),
     )
 
 

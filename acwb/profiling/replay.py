@@ -18,31 +18,31 @@ from tqdm.auto import tqdm
 
 from acwb._torch import below_autograd
 from acwb.capture.optimizer_step import state_tensors
-from acwb.capture.recompute_rules import Rule, rule_of
+from acwb.capture.recompute_rules import RecomputeRule, rule_of
 from acwb.capture.step import TracedStep
 from acwb.core.graph import Op, Role
 from acwb.errors import AcwbError
 from acwb.profiling import devices, process_memory
-from acwb.profiling.devices import Clock, Space
+from acwb.profiling.devices import Clock, SwapSpace
 from acwb.rng import preserved
-from acwb.units import gibibytes
+from acwb.units import format_bytes
 
 Arguments = list[tuple[tuple[Any, ...], dict[str, Any]]]  # of one call; whoever runs it takes them out
-Execute = Callable[["Call", Arguments], Any]
+Execute = Callable[["OpCall", Arguments], Any]
 
 
 @contextmanager
-def unchanged(step: TracedStep) -> Iterator[dict[str, torch.Tensor]]:
+def state_preserved(step: TracedStep) -> Iterator[dict[str, torch.Tensor]]:
     """Give the tensors that exist before the step, by storage name; at the end they and the random state are as before.
 
     What the step writes into is kept in a file meanwhile, and so are the parameters' gradients, which a run frees.
     """
-    tensors = _existing(step)
+    tensors = _existing_tensors(step)
     device = step.device
     space = devices.space_of(device)
     written = {name for op in step.graph.ops for name in op.mutates if name in tensors}
     kept = {name: tensors[name].untyped_storage() for name in sorted(written)}
-    parked = _gradients(step)
+    parked = _gradient_storages(step)
     for name, storage in kept.items():
         space.write(name, storage)
     with ExitStack() as undo:
@@ -56,7 +56,7 @@ def unchanged(step: TracedStep) -> Iterator[dict[str, torch.Tensor]]:
         yield tensors
 
 
-def _existing(step: TracedStep) -> dict[str, torch.Tensor]:
+def _existing_tensors(step: TracedStep) -> dict[str, torch.Tensor]:
     """The model's, the batch's and the optimizer's tensors; state that the optimizer has not made yet is zero."""
     tensors: dict[str, torch.Tensor] = {}
     bound = step.inputs()
@@ -74,7 +74,7 @@ def _existing(step: TracedStep) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _gradients(step: TracedStep) -> dict[str, torch.UntypedStorage]:
+def _gradient_storages(step: TracedStep) -> dict[str, torch.UntypedStorage]:
     """The memory of the gradients that an earlier run left, which the next one frees first."""
     found = {}
     for slot in step.slots:
@@ -88,7 +88,7 @@ def _gradients(step: TracedStep) -> dict[str, torch.UntypedStorage]:
 class Swapper:
     """Moves storages out of the device's memory and back, and notes how long that takes."""
 
-    def __init__(self, space: Space, clock: Clock) -> None:
+    def __init__(self, space: SwapSpace, clock: Clock) -> None:
         self._space = space
         self._clock = clock
         self._sizes: dict[str, int] = {}
@@ -114,7 +114,7 @@ class Swapper:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class OpCall:
     """An op with its node.
 
     Attributes:
@@ -127,7 +127,7 @@ class Call:
     node: fx.Node
     results: tuple[tuple[fx.Node, int | None], ...]
     dying: tuple[fx.Node, ...]
-    rule: Rule | None
+    rule: RecomputeRule | None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the op's kernel."""
@@ -141,12 +141,12 @@ class Call:
             yield name, tensor.untyped_storage()
 
 
-def calls_of(step: TracedStep) -> tuple[Call, ...]:
+def calls_of(step: TracedStep) -> tuple[OpCall, ...]:
     """The ops of a step in order, each with the nodes that live on after it and those that do not."""
     (output,) = step.fx_graph.find_nodes(op="output")
     outputs, gradients, _ = output.args[0]
-    derivatives = [node for node in step.fx_graph.nodes if "derivative_of" in node.meta]
-    kept = {*outputs, *gradients, *derivatives}
+    tangents = [node for node in step.fx_graph.nodes if "tangent_of" in node.meta]
+    kept = {*outputs, *gradients, *tangents}
     order = {node: position for position, node in enumerate(step.fx_graph.nodes)}
     nodes = [node for node in step.fx_graph.nodes if node.op == "call_function"]
     dying: defaultdict[fx.Node, list[fx.Node]] = defaultdict(list)
@@ -163,8 +163,12 @@ def calls_of(step: TracedStep) -> tuple[Call, ...]:
             item = node.target is operator.getitem
             results[node.args[0] if item else node].append((node, node.args[1] if item else None))
     return tuple(
-        Call(
-            op, node, tuple(results[node]), tuple(dying[node]), rule_of(node.target, node.args) if op.shortcut else None
+        OpCall(
+            op,
+            node,
+            tuple(results[node]),
+            tuple(dying[node]),
+            rule_of(node.target, node.args) if op.rule_inputs else None,
         )
         for op, node in zip(
             step.graph.ops, [node for node in nodes if node.target is not operator.getitem], strict=True
@@ -206,22 +210,22 @@ class Replay:
                     progress.update()
 
     @contextmanager
-    def _room_for(self, call: Call) -> Iterator[None]:
+    def _room_for(self, call: OpCall) -> Iterator[None]:
         """Say in a sentence where memory ran out."""
         try:
             yield
         except RuntimeError as error:
             if not process_memory.is_out_of_memory(error):
                 raise
-            free = gibibytes(devices.available_bytes(self._device))
+            free = format_bytes(devices.available_bytes(self._device))
             raise AcwbError(
                 f"There is not enough memory for {call.op.name} while profiling ({free} are free): {self.remedy}."
             ) from error
 
-    def _before(self, call: Call) -> None:
+    def _before(self, call: OpCall) -> None:
         """What happens before an op is called."""
 
-    def _after(self, call: Call, result: Any) -> None:
+    def _after(self, call: OpCall, result: Any) -> None:
         """What happens once it has run."""
 
 
@@ -246,11 +250,11 @@ class SwappingReplay(Replay):
                     self._returning[following.name].append(name)
             self._ending[touching[-1].name].append(name)
 
-    def _before(self, call: Call) -> None:
+    def _before(self, call: OpCall) -> None:
         for name in self._returning[call.op.name]:
             self._swapper.swap_in(name, self._storages[name])
 
-    def _after(self, call: Call, result: Any) -> None:
+    def _after(self, call: OpCall, result: Any) -> None:
         self._storages.update(call.made(result))
         for name in self._leaving[call.op.name]:
             self._swapper.swap_out(name, self._storages[name])

@@ -1,19 +1,19 @@
 """The files that a run leaves: figures, tables, and a cache of what is expensive to measure."""
 
-from acwb.results.cache import contest_of, measurement_of, profile_of
+from acwb.results.cache import cached_comparison, cached_measurement, cached_profile
 from acwb.results.figures import save_figure, save_table
-from acwb.results.tables import batch_table, block, breakdown, profile_statistics, summary, trade_off
+from acwb.results.tables import batch_rows, block_rows, breakdown_rows, profile_row, summary_row, tradeoff_rows
 
 __all__ = [
-    "batch_table",
-    "block",
-    "breakdown",
-    "contest_of",
-    "measurement_of",
-    "profile_of",
-    "profile_statistics",
+    "batch_rows",
+    "block_rows",
+    "breakdown_rows",
+    "cached_comparison",
+    "cached_measurement",
+    "cached_profile",
+    "profile_row",
     "save_figure",
     "save_table",
-    "summary",
-    "trade_off",
+    "summary_row",
+    "tradeoff_rows",
 ]

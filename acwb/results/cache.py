@@ -14,17 +14,17 @@ from acwb import files, models
 from acwb.capture.step import TracedStep
 from acwb.core.profile import Profile
 from acwb.evaluation.baselines import traced
-from acwb.evaluation.comparison import Contest, hold
-from acwb.evaluation.fresh_process import launch
+from acwb.evaluation.comparison import MethodComparison, compare_methods
+from acwb.evaluation.fresh_process import run_in_fresh_process
 from acwb.evaluation.measurement import Measurement, measure
 from acwb.execution.rewriter import PlannedStep
 from acwb.profiling.profiler import profile
-from acwb.subject import Contender, Subject
+from acwb.subject import StepBuilder, Subject
 
 Folder = str | os.PathLike[str]
 
 
-class Saved(Protocol):
+class Saveable(Protocol):
     """What goes to a file and back."""
 
     def save(self, path: Folder) -> None:
@@ -35,10 +35,10 @@ class Saved(Protocol):
         """Read it."""
 
 
-Result = TypeVar("Result", bound=Saved)
+Result = TypeVar("Result", bound=Saveable)
 
 
-def kept(
+def load_or_make(
     path: Path, load: Callable[[Path], Result], make: Callable[[], Result], anew: bool = False
 ) -> tuple[Result, str]:
     """What the file holds, or (`anew`: always) what `make` gives, which is then written there; and which of the two."""
@@ -50,57 +50,59 @@ def kept(
     return made, f"measured now, and written to {path.name}"
 
 
-def profile_of(step: TracedStep, folder: Folder, repeats: int = 3) -> tuple[Profile, str]:
+def cached_profile(step: TracedStep, folder: Folder, repeats: int = 3) -> tuple[Profile, str]:
     """The profile of a step; what is told says on which machine it was taken, since its times belong to that one."""
     path = Path(folder) / f"profile_{step.graph.environment.model}_{step.graph.fingerprint}_{repeats}.json"
-    found, told = kept(path, partial(Profile.load, graph=step.graph), partial(profile, step, repeats=repeats))
+    found, told = load_or_make(path, partial(Profile.load, graph=step.graph), partial(profile, step, repeats=repeats))
     return found, f"{told} ({found.conditions})"
 
 
-def measurement_of(step: PlannedStep, folder: Folder, rounds: int) -> tuple[Measurement, str]:
+def cached_measurement(step: PlannedStep, folder: Folder, rounds: int) -> tuple[Measurement, str]:
     """The measurement of a planned step."""
     path = Path(folder) / f"measurement_{step.graph.environment.model}_{step.graph.fingerprint}_{rounds}.json"
-    return kept(path, Measurement.load, partial(measure, step, rounds=rounds))
+    return load_or_make(path, Measurement.load, partial(measure, step, rounds=rounds))
 
 
-def contest_of(
+def cached_comparison(
     name: str,
     batch_size: int,
     options: Mapping[str, Any],
-    contenders: Mapping[str, Contender],
+    methods: Mapping[str, StepBuilder],
     rounds: int,
     folder: Folder,
-    kind: str = "contest",
+    kind: str = "comparison",
     repeats: int = 3,
     anew: bool = False,
-) -> tuple[Contest, str]:
-    """A contest, held in a process of its own.
+) -> tuple[MethodComparison, str]:
+    """A comparison, held in a process of its own.
 
     Args:
         name: of the subject in `acwb.models`.
         batch_size: of the subject.
         options: of the subject.
-        contenders: who takes part.
+        methods: who takes part.
         rounds: how often they take turns; without any, only what goes wrong is looked at.
-        folder: where contests are kept.
-        kind: tells contests of different contenders apart.
+        folder: where comparisons are kept.
+        kind: tells comparisons of different methods apart.
         repeats: how often the profiler times each op for the plans that take part.
         anew: hold it also where it is kept, and show how far it is.
     """
-    competing = partial(hold, name, batch_size, options, contenders, rounds, repeats)
+    competing = partial(compare_methods, name, batch_size, options, methods, rounds, repeats)
     subject = partial(getattr(models, name), batch_size=batch_size, **options)
-    return launch(_contest, subject, competing, Path(folder), f"{kind}_{name}", rounds, anew, shows_progress=anew)
+    return run_in_fresh_process(
+        _cached_in_process, subject, competing, Path(folder), f"{kind}_{name}", rounds, anew, shows_progress=anew
+    )
 
 
-def _contest(
+def _cached_in_process(
     make: Callable[[], Subject],
-    competing: Callable[[TracedStep], Contest],
+    competing: Callable[[TracedStep], MethodComparison],
     folder: Path,
     label: str,
     rounds: int,
     anew: bool,
-) -> tuple[Contest, str]:
+) -> tuple[MethodComparison, str]:
     """The step is captured once: its fingerprint names the file, and our plans are made for it."""
     step = traced(make())
     path = folder / f"{label}_{step.graph.fingerprint}_{rounds}.json"
-    return kept(path, Contest.load, partial(competing, step), anew)
+    return load_or_make(path, MethodComparison.load, partial(competing, step), anew)

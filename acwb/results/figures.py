@@ -17,7 +17,7 @@ from acwb.errors import AcwbError
 
 IMAGES = ("svg", "pdf", "png")
 SCRIPT = "plotly.min.js"
-SHARPNESS = 1.5  # pixels of a png for each of the figure's; patterns in a pdf would grow with it, too
+PNG_SCALE = 1.5  # pixels of a png for each of the figure's; patterns in a pdf would grow with it, too
 
 
 def save_figure(
@@ -73,7 +73,7 @@ def _images(figure: Any, name: str, folder: Path) -> list[Path]:
 def _image(figure: Any, kind: str) -> bytes:
     import kaleido
 
-    size = {"width": figure.layout.width, "height": figure.layout.height, "scale": SHARPNESS if kind == "png" else 1}
+    size = {"width": figure.layout.width, "height": figure.layout.height, "scale": PNG_SCALE if kind == "png" else 1}
     return bytes(kaleido.calc_fig_sync(figure, opts={"format": kind, **size}))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from acwb.core.graph import Phase, StepGraph
 from acwb.core.profile import Profile
-from acwb.evaluation.batch_sweep import Point, Sweep
+from acwb.evaluation.batch_sweep import Sweep, SweepPoint
 from acwb.planning.frontier import Frontier
 from acwb.planning.heuristics import keep_all
 from acwb.planning.plan import Decision, Plan
@@ -15,7 +15,7 @@ from acwb.units import GIBIBYTE
 Rows = list[dict[str, Any]]
 
 
-def block(graph: StepGraph, module: str) -> Rows:
+def block_rows(graph: StepGraph, module: str) -> Rows:
     """A row for each op of a module: what it reads and makes, and whether it runs again."""
     return [
         {
@@ -32,7 +32,7 @@ def block(graph: StepGraph, module: str) -> Rows:
     ]
 
 
-def breakdown(plan: Plan) -> Rows:
+def breakdown_rows(plan: Plan) -> Rows:
     """A row for each storage that is alive at the peak, the largest first."""
     graph = plan.profile.graph
     return [
@@ -40,14 +40,14 @@ def breakdown(plan: Plan) -> Rows:
             "storage": name,
             "copy": copy,
             "role": str(graph.storage[name].role),
-            "module": graph.ops[graph.rank[graph.maker[name]]].module if name in graph.maker else "",
+            "module": graph.op(graph.maker[name]).module if name in graph.maker else "",
             "bytes": graph.storage[name].bytes,
         }
         for name, copy in plan.timeline.alive_at_peak
     ]
 
 
-def trade_off(frontier: Frontier, others: Mapping[str, Iterable[Plan]] | None = None) -> Rows:
+def tradeoff_rows(frontier: Frontier, others: Mapping[str, Iterable[Plan]] | None = None) -> Rows:
     """A row for each plan: who made it, its peak, its extra time."""
     ours = [
         {"planner": "frontier", "peak_bytes": point.peak_bytes, "overhead": frontier.overhead(point)}
@@ -61,7 +61,7 @@ def trade_off(frontier: Frontier, others: Mapping[str, Iterable[Plan]] | None = 
     return ours + rest
 
 
-def summary(name: str, plan: Plan) -> dict[str, Any]:
+def summary_row(name: str, plan: Plan) -> dict[str, Any]:
     """A model's row in a report's table."""
     static, plain, peak = plan.profile.graph.static_bytes, plan.profile.peak_bytes, plan.timeline.peak_bytes
     return {
@@ -78,7 +78,7 @@ def summary(name: str, plan: Plan) -> dict[str, Any]:
     }
 
 
-def profile_statistics(name: str, profile: Profile) -> dict[str, Any]:
+def profile_row(name: str, profile: Profile) -> dict[str, Any]:
     """A model's column in a report's table of profiles: ops, time, peak and what it is made of, activations."""
     ops, phases, activations = profile.graph.ops, profile.nodes.groupby("gtype")["run_time_ms"], profile.activations
     timeline = keep_all(profile).timeline
@@ -98,15 +98,15 @@ def profile_statistics(name: str, profile: Profile) -> dict[str, Any]:
     }
 
 
-def batch_table(sweep: Sweep) -> Rows:
+def batch_rows(sweep: Sweep) -> Rows:
     """A row for each batch size, as a report's tables have it: memory and time with and without a plan."""
     return [_batch_row(sweep.subject, point) for point in sweep.points]
 
 
-def _batch_row(name: str, point: Point) -> dict[str, Any]:
+def _batch_row(name: str, point: SweepPoint) -> dict[str, Any]:
     row: dict[str, Any] = {"model": name, "batch": point.batch_size}
     for words, side in (("without a plan", point.plain), ("with a plan", point.planned)):
-        row[f"peak {words}, GiB"] = round(side.peaks.process / GIBIBYTE, 3) if side.peaks else "does not fit"
+        row[f"peak {words}, GiB"] = round(side.peaks.process_bytes / GIBIBYTE, 3) if side.peaks else "does not fit"
         row[f"predicted {words}, GiB"] = round(side.predicted_bytes / GIBIBYTE, 3) if side.predicted_bytes else ""
         row[f"step {words}, ms"] = round(statistics.median(side.seconds) * 1e3) if side.seconds else ""
     row["peak"] = f"{-point.saved:+.1%}" + (" (floor)" if point.at_floor else "") if point.saved is not None else ""

@@ -15,7 +15,7 @@ from acwb.errors import AcwbError
 from acwb.planning.frontier import Frontier, frontier
 from acwb.planning.plan import Decision, Plan
 from acwb.planning.planner import PLANNERS, plan
-from acwb.units import GIBIBYTE, budget_bytes, gibibytes, milliseconds
+from acwb.units import GIBIBYTE, format_bytes, format_seconds, parse_bytes
 
 FRONTIER = "frontier"
 CHOICES = (FRONTIER, *(name for name in PLANNERS if name != "optimal"))  # what answers within seconds for a real model
@@ -23,7 +23,7 @@ FILES = ("plan.json", "ac_decisions.csv", "checkpoint_plan.csv")
 
 
 @dataclass(frozen=True, repr=False)
-class Exploration:
+class ExplorerState:
     """Where the explorer stands.
 
     Attributes:
@@ -51,42 +51,42 @@ class Exploration:
         return self.plan.budget_bytes or self.plan.timeline.peak_bytes
 
 
-def start(profile: Profile, budget: int | float | str | None = None) -> Exploration:
+def start(profile: Profile, budget: int | float | str | None = None) -> ExplorerState:
     """The explorer at a budget; without one, halfway between the floor and the step without a plan."""
     found = frontier(profile)
     size = budget if budget is not None else (found.floor_bytes + found.baseline_bytes) // 2
-    return Exploration(found, found.at(size))
+    return ExplorerState(found, found.at(size))
 
 
-def with_budget(now: Exploration, entry: int | float | str) -> Exploration:
+def with_budget(now: ExplorerState, entry: int | float | str) -> ExplorerState:
     """Another budget: bytes, or what a person typed, in which a bare number means GiB."""
-    return _tried(now, lambda: replace(now, plan=_planned(now, read(entry, now.frontier.baseline_bytes))))
+    return _try_change(now, lambda: replace(now, plan=_plan_at(now, read(entry, now.frontier.baseline_bytes))))
 
 
-def with_planner(now: Exploration, planner: str) -> Exploration:
+def with_planner(now: ExplorerState, planner: str) -> ExplorerState:
     """Another planner at the same budget."""
-    return _tried(now, lambda: replace(now, plan=_planned(now, now.budget_bytes, planner)))
+    return _try_change(now, lambda: replace(now, plan=_plan_at(now, now.budget_bytes, planner)))
 
 
-def with_pins(now: Exploration, keep: Iterable[str], recompute: Iterable[str]) -> Exploration:
+def with_pins(now: ExplorerState, keep: Iterable[str], recompute: Iterable[str]) -> ExplorerState:
     """Other pins at the same budget; the frontier is explored anew with them."""
     kept, again = tuple(keep), tuple(recompute)
 
-    def change() -> Exploration:
+    def change() -> ExplorerState:
         found = frontier(now.profile, keep=kept, recompute=again)
-        return Exploration(found, found.at(now.budget_bytes), keep=kept, recompute=again)
+        return ExplorerState(found, found.at(now.budget_bytes), keep=kept, recompute=again)
 
-    return _tried(now, change)
+    return _try_change(now, change)
 
 
-def pinned(now: Exploration, name: str, how: str) -> Exploration:
+def with_pin(now: ExplorerState, name: str, how: str) -> ExplorerState:
     """One activation pinned ("keep", "recompute") or left to the planner again ("free")."""
     keep = [each for each in now.keep if each != name] + [name] * (how == "keep")
     again = [each for each in now.recompute if each != name] + [name] * (how == "recompute")
     return with_pins(now, keep, again)
 
 
-def _tried(now: Exploration, change: Callable[[], Exploration]) -> Exploration:
+def _try_change(now: ExplorerState, change: Callable[[], ExplorerState]) -> ExplorerState:
     """The state after a change; where that cannot be, this one, with the reason."""
     try:
         return replace(change(), message="")
@@ -94,7 +94,7 @@ def _tried(now: Exploration, change: Callable[[], Exploration]) -> Exploration:
         return replace(now, message=str(error))
 
 
-def _planned(now: Exploration, size: int, planner: str | None = None) -> Plan:
+def _plan_at(now: ExplorerState, size: int, planner: str | None = None) -> Plan:
     name = planner or now.plan.planner
     if name == FRONTIER:
         return now.frontier.at(size)
@@ -110,47 +110,48 @@ def read(entry: int | float | str, baseline: int) -> int:
         try:
             entry = int(float(text) * GIBIBYTE)
         except (ValueError, OverflowError):
-            return budget_bytes(text, baseline)
-    return budget_bytes(entry, baseline)
+            return parse_bytes(text, baseline)
+    return parse_bytes(entry, baseline)
 
 
-def floor_told(now: Exploration) -> str:
+def describe_floor(now: ExplorerState) -> str:
     """Why the slider ends where it does: the op at the floor and what is alive there."""
     lowest = now.frontier.plan(now.frontier.points[-1])
     at = lowest.peak_row
     sizes = now.profile.graph.storage
     largest = [name for name, _ in lowest.timeline.alive_at_peak if name in now.profile.graph.maker][:3]
     return (
-        f"The floor is {gibibytes(now.frontier.floor_bytes)}: no plan was found below. There, {at['op']} runs beside "
-        f"{gibibytes(now.profile.graph.static_bytes)} that exist before the step; the largest that the step makes are "
-        + ", ".join(f"{name} ({gibibytes(sizes[name].bytes)})" for name in largest)
+        f"The floor is {format_bytes(now.frontier.floor_bytes)}: no plan was found below. There, {at['op']} runs "
+        f"beside {format_bytes(now.profile.graph.static_bytes)} of static memory; the largest that the step makes are "
+        + ", ".join(f"{name} ({format_bytes(sizes[name].bytes)})" for name in largest)
         + "."
     )
 
 
-def key_figures(now: Exploration) -> dict[str, str]:
+def key_figures(now: ExplorerState) -> dict[str, str]:
     """The figures that stand beside the timeline."""
     plan, profile = now.plan, now.profile
     static = profile.graph.static_bytes
-    saved = 1 - (plan.timeline.peak_bytes - static) / (profile.peak_bytes - static)
+    peak = plan.timeline.peak_bytes
+    saved = 1 - (peak - static) / (profile.peak_bytes - static)
     counts = {each: sum(decision is each for decision in plan.decisions.values()) for each in Decision}
     swapped = f", {counts[Decision.SWAP]:,} swapped" if counts[Decision.SWAP] else ""
     return {
-        "peak": f"{gibibytes(plan.timeline.peak_bytes)} of {gibibytes(profile.peak_bytes)} (above static −{saved:.1%})",
-        "step": f"{milliseconds(plan.timeline.seconds)}, {plan.overhead:+.1%}",
-        "at least": f"{now.frontier.least_seconds(now.budget_bytes) / profile.step_seconds:+.1%} (proved)",
+        "peak": f"{format_bytes(peak)} of {format_bytes(profile.peak_bytes)} (above static −{saved:.1%})",
+        "step": f"{format_seconds(plan.timeline.seconds)}, {plan.overhead:+.1%}",
+        "at least": f"{now.frontier.lower_bound_seconds(now.budget_bytes) / profile.step_seconds:+.1%} (proved)",
         "activations": f"{counts[Decision.RETAINED]:,} kept, {counts[Decision.RECOMPUTE]:,} made again{swapped}",
         "planner": plan.planner,
     }
 
 
-def table(now: Exploration) -> list[dict[str, str | float]]:
+def table(now: ExplorerState) -> list[dict[str, str | float]]:
     """A row for each activation: what it is, what happens to it, and what that is worth."""
     pins = dict.fromkeys(now.keep, "keep") | dict.fromkeys(now.recompute, "recompute")
     return [_row(now, each, pins.get(each.name, "")) for each in now.profile.graph.activations]
 
 
-def _row(now: Exploration, each: Activation, pin: str) -> dict[str, str | float]:
+def _row(now: ExplorerState, each: Activation, pin: str) -> dict[str, str | float]:
     return {
         "activation": each.name,
         "module": each.module,
@@ -162,7 +163,7 @@ def _row(now: Exploration, each: Activation, pin: str) -> dict[str, str | float]
     }
 
 
-def exported(now: Exploration, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
+def export_plan(now: ExplorerState, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
     """Write the current plan, its decisions and its list of ops into `folder`."""
     target = Path(folder)
     files.make_folder(target)

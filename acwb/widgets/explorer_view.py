@@ -16,11 +16,11 @@ from acwb import plots
 from acwb.core.profile import Profile
 from acwb.planning.heuristics import keep_all
 from acwb.plots.theme import broken
-from acwb.plots.timelines import Comparison
+from acwb.plots.timelines import BeforeAfter
 from acwb.results.figures import save_figure
 from acwb.units import GIBIBYTE
 from acwb.widgets import explorer_state
-from acwb.widgets.explorer_state import Exploration
+from acwb.widgets.explorer_state import ExplorerState
 
 HERE = Path(__file__).parent
 WIDE = {"description_width": "initial"}
@@ -39,7 +39,7 @@ class DecisionTable(anywidget.AnyWidget):
 class BudgetExplorer(ipywidgets.VBox):  # type: ignore[misc]
     """A budget to move, and what it does: see `budget_explorer`."""
 
-    def __init__(self, now: Exploration, name: str, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, now: ExplorerState, name: str, folder: str | os.PathLike[str]) -> None:
         self.now = now
         self._name, self._folder = name, Path(folder)
         self._is_showing = False
@@ -65,7 +65,7 @@ class BudgetExplorer(ipywidgets.VBox):  # type: ignore[misc]
         self.export = ipywidgets.Button(description="export", tooltip="write figure, plan and tables to results")
         self.message = ipywidgets.HTML()
         self.figures = ipywidgets.HTML()
-        self.floor = ipywidgets.HTML(f"<small>{html.escape(explorer_state.floor_told(now))}</small>")
+        self.floor = ipywidgets.HTML(f"<small>{html.escape(explorer_state.describe_floor(now))}</small>")
         self.table = DecisionTable()
         self.why = ipywidgets.HTML()
         self.pin = ipywidgets.ToggleButtons(
@@ -115,20 +115,20 @@ class BudgetExplorer(ipywidgets.VBox):  # type: ignore[misc]
             self._show_reason()
             self._say("Choose an activation in the table first: a pin belongs to one.")
         else:
-            self._go(lambda: explorer_state.pinned(self.now, self.table.selected, change["new"]))
+            self._go(lambda: explorer_state.with_pin(self.now, self.table.selected, change["new"]))
 
     def _on_selected(self, _change: dict[str, Any]) -> None:
         self._show_reason()
 
     def _on_export(self, _button: object) -> None:
-        paths = [*explorer_state.exported(self.now, self._folder), *self._figure_files()]
+        paths = [*explorer_state.export_plan(self.now, self._folder), *self._figure_files()]
         self._say(f"written to {self._folder}: " + ", ".join(path.name for path in paths))
 
     def _figure_files(self) -> tuple[Path, ...]:
         rows = self.now.plan.timeline_frame.to_dict("records")
         return save_figure(plots.before_and_after(self.now.plan), "before_and_after", rows, self._folder)
 
-    def _go(self, change: Callable[[], Exploration]) -> None:
+    def _go(self, change: Callable[[], ExplorerState]) -> None:
         """Take a choice over, unless it is the widget itself that sets its controls."""
         if not self._is_showing:
             before, self.now = self.now, change()
@@ -152,7 +152,7 @@ class BudgetExplorer(ipywidgets.VBox):  # type: ignore[misc]
         self._redraw_timeline()
         if redraws_curve:
             redraw(self.curve, plots.trade_off(now.frontier, current=now.plan))
-            self.floor.value = f"<small>{html.escape(explorer_state.floor_told(now))}</small>"
+            self.floor.value = f"<small>{html.escape(explorer_state.describe_floor(now))}</small>"
         else:
             point = plots.current_point(now.frontier, now.plan)
             self.curve.data[-1].update(x=[point[0]], y=[point[1]])
@@ -166,7 +166,7 @@ class BudgetExplorer(ipywidgets.VBox):  # type: ignore[misc]
 
     def _redraw_timeline(self) -> None:
         """Send what has changed in the timeline, and only that; the step without a plan mostly has not."""
-        drawing = Comparison(self._plain, self.now.plan)
+        drawing = BeforeAfter(self._plain, self.now.plan)
         with self.timeline.batch_update():
             for shown, trace in zip(self.timeline.data, drawing.traces, strict=True):
                 if not (numpy.array_equal(shown.y, trace["y"]) and numpy.array_equal(shown.x, trace["x"])):
@@ -195,7 +195,7 @@ def redraw(shown: graph_objects.FigureWidget, drawn: graph_objects.Figure) -> No
         shown.layout.title.text = drawn.layout.title.text
 
 
-def _range(now: Exploration) -> dict[str, float]:
+def _range(now: ExplorerState) -> dict[str, float]:
     """The slider from the floor to the step without a plan; a hair above the floor, so that its end fits."""
     low = now.frontier.floor_bytes / GIBIBYTE
     high = max(now.frontier.baseline_bytes, now.frontier.points[0].peak_bytes) / GIBIBYTE
@@ -203,7 +203,7 @@ def _range(now: Exploration) -> dict[str, float]:
     return {"max": high, "min": low, "step": (high - low) / STEPS, "value": value}
 
 
-def _bytes_of(value: float, now: Exploration) -> int:
+def _bytes_of(value: float, now: ExplorerState) -> int:
     """A position of the slider in bytes; its lower end is the floor, whatever the rounding."""
     return max(round(value * GIBIBYTE), now.frontier.floor_bytes)
 
@@ -222,5 +222,5 @@ def budget_explorer(
         >>> acwb.widgets.budget_explorer(profile)
     """
     environment = profile.graph.environment
-    name = f"{environment.model}, {', '.join(environment.batch)}, {environment.optimizer}"
+    name = f"{profile.graph.title}, {', '.join(environment.batch)}, {environment.optimizer}"
     return BudgetExplorer(explorer_state.start(profile, budget), name, folder)

@@ -16,10 +16,10 @@ from acwb.evaluation.batch_sweep import Sweep, sweep
 from acwb.evaluation.fresh_process import cancellable
 from acwb.subject import Subject
 
-Watcher = Callable[["Board"], None]
+Watcher = Callable[["SweepJob"], None]
 
 
-class State(StrEnum):
+class JobState(StrEnum):
     """Where a board stands."""
 
     IDLE = "idle"
@@ -30,12 +30,12 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-class Board:
+class SweepJob:
     """One sweep at a time, in a thread of its own.
 
     Attributes:
         state: where it stands.
-        told: that in a sentence.
+        message: that in a sentence.
         wanted: the batch sizes that were asked for.
         sweep: what is measured by now; None before the first point.
     """
@@ -43,8 +43,8 @@ class Board:
     def __init__(
         self, folder: str | os.PathLike[str], rounds: int, subjects: Mapping[str, Callable[[int], Subject]]
     ) -> None:
-        self.state = State.IDLE
-        self.told = "Choose a model and batch sizes, and start."
+        self.state = JobState.IDLE
+        self.message = "Choose a model and batch sizes, and start."
         self.wanted: tuple[int, ...] = ()
         self.sweep: Sweep | None = None
         self._folder, self._rounds, self._subjects = Path(folder), rounds, dict(subjects)
@@ -57,8 +57,8 @@ class Board:
         self._watchers.append(watcher)
 
     def start(self, name: str, sizes: str, reduction: float) -> None:
-        """Begin a sweep; bad input is told and changes nothing else."""
-        if self.state in (State.RUNNING, State.CANCELLING):
+        """Begin a sweep; bad input is message and changes nothing else."""
+        if self.state in (JobState.RUNNING, JobState.CANCELLING):
             self._become(self.state, "A sweep is running: cancel it first.")
             return
         try:
@@ -70,17 +70,17 @@ class Board:
             return
         self.wanted, self.sweep = wanted, None
         self._stop = threading.Event()
-        self._become(State.RUNNING, f"Measuring {name} at batch {', '.join(map(str, wanted))} …")
+        self._become(JobState.RUNNING, f"Measuring {name} at batch {', '.join(map(str, wanted))} …")
         self._thread = threading.Thread(target=self._run, args=(name, wanted, reduction, self._stop), daemon=True)
         self._thread.start()
 
     def cancel(self) -> None:
         """Stop a running sweep; the points that are measured stay."""
-        if self.state is State.RUNNING:
-            self._become(State.CANCELLING, "Stopping …")
+        if self.state is JobState.RUNNING:
+            self._become(JobState.CANCELLING, "Stopping …")
             self._stop.set()
 
-    def wait(self, seconds: float | None = None) -> State:
+    def wait(self, seconds: float | None = None) -> JobState:
         """Wait for the sweep that is running, if one is."""
         if self._thread is not None:
             self._thread.join(seconds)
@@ -101,18 +101,18 @@ class Board:
                 )
         except CancelledError:
             kept = len(self.sweep.points) if self.sweep else 0
-            self._become(State.CANCELLED, f"Cancelled; {kept} of {len(wanted)} batch sizes are measured and kept.")
+            self._become(JobState.CANCELLED, f"Cancelled; {kept} of {len(wanted)} batch sizes are measured and kept.")
         except (AcwbError, OSError, RuntimeError) as error:
-            self._become(State.FAILED, f"The sweep stopped: {error}")
+            self._become(JobState.FAILED, f"The sweep stopped: {error}")
         else:
-            self._become(State.DONE, f"Done: {len(wanted)} batch sizes, in {path}.")
+            self._become(JobState.DONE, f"Done: {len(wanted)} batch sizes, in {path}.")
 
     def _on_point(self, sweep: Sweep) -> None:
         self.sweep = sweep
         self._become(self.state, f"{len(sweep.points)} of {len(self.wanted)} batch sizes are measured …")
 
-    def _become(self, state: State, told: str) -> None:
-        self.state, self.told = state, told
+    def _become(self, state: JobState, message: str) -> None:
+        self.state, self.message = state, message
         for watcher in self._watchers:
             watcher(self)
 

@@ -10,13 +10,13 @@ from plotly import graph_objects
 from acwb import models, plots
 from acwb.evaluation.batch_sweep import Sweep
 from acwb.widgets.explorer_view import WIDE
-from acwb.widgets.sweep_job import Board, State
+from acwb.widgets.sweep_job import JobState, SweepJob
 
 
 class SweepBoard(ipywidgets.VBox):  # type: ignore[misc]
     """A sweep to start and to cancel: see `sweep_board`."""
 
-    def __init__(self, board: Board, subjects: Iterable[str]) -> None:
+    def __init__(self, board: SweepJob, subjects: Iterable[str]) -> None:
         self.board = board
         self.subject = ipywidgets.Dropdown(description="model", options=list(subjects), style=WIDE)
         self.sizes = ipywidgets.Text(description="batch sizes", value="2, 4", style=WIDE)
@@ -44,12 +44,12 @@ class SweepBoard(ipywidgets.VBox):  # type: ignore[misc]
     def _on_start(self, _button: object) -> None:
         self.board.start(self.subject.value, self.sizes.value, self.reduction.value / 100)
 
-    def _show(self, board: Board) -> None:
-        is_busy = board.state in (State.RUNNING, State.CANCELLING)
-        self.start.disabled, self.cancel.disabled = is_busy, board.state is not State.RUNNING
+    def _show(self, board: SweepJob) -> None:
+        is_busy = board.state in (JobState.RUNNING, JobState.CANCELLING)
+        self.start.disabled, self.cancel.disabled = is_busy, board.state is not JobState.RUNNING
         self.progress.max = max(1, len(board.wanted))
         self.progress.value = len(board.sweep.points) if board.sweep else 0
-        self.message.value = f'<span role="status" class="acwb-message">{html.escape(board.told)}</span>'
+        self.message.value = f'<span role="status" class="acwb-message">{html.escape(board.message)}</span>'
         if board.sweep is not None and board.sweep.points:
             self._draw(board.sweep)
 
@@ -76,4 +76,4 @@ def sweep_board(
         >>> acwb.widgets.sweep_board()
     """
     names = list(subjects)
-    return SweepBoard(Board(folder, rounds, {name: getattr(models, name) for name in names}), names)
+    return SweepBoard(SweepJob(folder, rounds, {name: getattr(models, name) for name in names}), names)

@@ -7,7 +7,7 @@ import torch
 
 import acwb
 from acwb.capture.recompute_rules import RULES, rule_of
-from acwb.core.schedule import Free, Run, Schedule, freeing
+from acwb.core.schedule import Free, Run, Schedule, with_frees
 from acwb.core.simulator import simulate
 from support.toy_graphs import Line, draw, profiled
 
@@ -61,8 +61,8 @@ def test_every_shortcut_of_a_subject_is_tried_and_exact(name: str) -> None:
     step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
     profile = acwb.profile(step, repeats=1)
     known = {str(target) for target in RULES}
-    assert profile.shortcuts.keys() == {op.name for op in step.graph.ops if op.target in known}
-    assert all(seconds > 0 for seconds, _ in profile.shortcuts.values())
+    assert profile.rules.keys() == {op.name for op in step.graph.ops if op.target in known}
+    assert all(seconds > 0 for seconds, _ in profile.rules.values())
 
 
 def test_a_shortcut_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,19 +80,19 @@ def test_a_short_run_reads_the_kept_part_and_makes_the_first_one() -> None:
         ("B", "one", "", 1), ("B", "g", "one n:0 n:1", 5),
     ]  # fmt: skip
     graph = draw({"x": 1, "w": 5}, lines, "loss", {"w": "g"})
-    ops = [dataclasses.replace(op, shortcut=("a", "n:1")) if op.name == "n" else op for op in graph.ops]
+    ops = [dataclasses.replace(op, rule_inputs=("a", "n:1")) if op.name == "n" else op for op in graph.ops]
     graph = dataclasses.replace(graph, ops=tuple(ops))
-    profile = dataclasses.replace(profiled(graph), shortcuts={"n": (0.25, 100)})
-    runs = [Run("a"), Run("n"), Run("loss"), Run("one"), Run("n", 1, short=True), Run("g")]
-    schedule = freeing(graph, runs)
+    profile = dataclasses.replace(profiled(graph), rules={"n": (0.25, 100)})
+    runs = [Run("a"), Run("n"), Run("loss"), Run("one"), Run("n", 1, by_rule=True), Run("g")]
+    schedule = with_frees(graph, runs)
     assert schedule.entries == (
-        Run("a"), Run("n"), Run("loss"), Free("n:0"), Run("one"), Run("n", 1, short=True), Free("a"),
+        Run("a"), Run("n"), Run("loss"), Free("n:0"), Run("one"), Run("n", 1, by_rule=True), Free("a"),
         Run("g"), Free("n:1"), Free("one"), Free("n:0", 1),
     )  # fmt: skip
     timeline = simulate(profile, schedule)
     assert timeline.tensor_bytes == (14, 24, 25, 17, 18, 26, 18, 23, 21, 20, 12)
     assert (timeline.peak_bytes, timeline.seconds) == (126, 5.25)
-    with pytest.raises(acwb.AcwbError, match="by a shortcut, which the profile does not have"):
+    with pytest.raises(acwb.AcwbError, match="by a recompute rule, which the profile does not have"):
         simulate(profiled(graph), schedule)
-    with pytest.raises(acwb.AcwbError, match="by a shortcut, which the profile does not have"):
-        simulate(profile, Schedule((Run("a"), Run("n", 0, short=True))))
+    with pytest.raises(acwb.AcwbError, match="by a recompute rule, which the profile does not have"):
+        simulate(profile, Schedule((Run("a"), Run("n", 0, by_rule=True))))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import acwb
-from acwb.evaluation.fresh_process import launch
-from acwb.evaluation.memory import LiveBytes, peak_live_bytes
+from acwb.evaluation.fresh_process import run_in_fresh_process
+from acwb.evaluation.memory import LiveBytesMeter, peak_live_bytes
 from acwb.experiments.benchmarks import captured_beyond_memory
 from support.tiny_models import MAKERS
 
@@ -27,7 +27,7 @@ def test_each_value_is_dropped_at_its_last_use() -> None:
     subject = MAKERS["batch_norm"]()
     step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
     step.run()
-    meter = LiveBytes()
+    meter = LiveBytesMeter()
     with meter:
         loss = step.run()
     gradients = sum(parameter.grad.nbytes for parameter in subject.model.parameters())
@@ -50,7 +50,7 @@ def test_many_runs_leave_nothing_behind() -> None:
     step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
     step.run()
     gc.collect()
-    meter = LiveBytes()
+    meter = LiveBytesMeter()
     with meter:
         step.run()
         after_one = meter.live
@@ -69,6 +69,6 @@ def test_a_captured_step_peaks_no_higher_than_eager(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_step_far_beyond_this_machine_is_captured() -> None:
-    row = launch(captured_beyond_memory, 1024)
+    row = run_in_fresh_process(captured_beyond_memory, 1024)
     assert row["capturing_process_bytes"] < 2.5 * 2**30
     assert row["activation_bytes"] / 2**30 == pytest.approx(168.641, abs=0.001)

@@ -80,7 +80,7 @@ def test_a_recomputation_has_what_just_in_time_runs_again(graph: StepGraph) -> N
         schedule = just_in_time(graph, {activation.name})
         again = {entry.op for entry in schedule.entries if isinstance(entry, Run) and entry.copy}
         more = again ^ set(graph.recomputation(activation.name))
-        assert all(graph.ops[graph.rank[name]].view for name in more)  # of the activation, for who reads it so
+        assert all(graph.op(name).view for name in more)  # of the activation, for who reads it so
 
 
 def test_a_file_and_back_is_the_same(tmp_path: Path) -> None:

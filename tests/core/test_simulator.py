@@ -9,9 +9,9 @@ from hypothesis import strategies as some
 
 import acwb
 from acwb.core.graph import Phase, Role, StepGraph
-from acwb.core.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut, freeing, just_in_time
+from acwb.core.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut, just_in_time, with_frees
 from acwb.core.simulator import simulate
-from acwb.evaluation.memory import LiveBytes
+from acwb.evaluation.memory import LiveBytesMeter
 from acwb.subject import Subject
 from support.tiny_models import MAKERS, OPTIMIZERS
 from support.toy_graphs import Line, draw, profiled, steps
@@ -168,9 +168,9 @@ def test_a_view_of_an_older_copy_is_refused() -> None:
     lines: list[Line] = [("F", "a", "x w", 8), ("F", "v", "a", None), ("F", "loss", "v", 1)]
     graph = draw({"x": 1, "w": 5}, [*lines, *BACKWARD, ("B", "g", "one v", 5)], "loss", {"w": "g"})
     runs = [Run("a"), Run("v"), Run("loss"), Run("one"), Run("a", 1), Run("v", 1), Run("g")]
-    assert simulate(profiled(graph), freeing(graph, runs)).seconds == 7
+    assert simulate(profiled(graph), with_frees(graph, runs)).seconds == 7
     with pytest.raises(acwb.AcwbError, match="runs g with the view v of an older copy of a"):
-        simulate(profiled(graph), freeing(graph, [run for run in runs if run != Run("v", 1)]))
+        simulate(profiled(graph), with_frees(graph, [run for run in runs if run != Run("v", 1)]))
 
 
 def test_a_schedule_that_makes_nothing() -> None:
@@ -224,21 +224,21 @@ def test_random_recomputations_hang_together(graph: StepGraph, data: some.DataOb
     boundary = schedule.entries.index(Run("one"))
     assert discard <= {entry.storage for entry in schedule.entries[:boundary] if isinstance(entry, Free)}
     again = [entry.op for entry in schedule.entries if isinstance(entry, Run) and entry.copy]
-    assert all(graph.ops[graph.rank[name]].phase is Phase.FORWARD for name in again)
+    assert all(graph.op(name).phase is Phase.FORWARD for name in again)
 
 
 def assert_whole_curve(subject: Subject) -> None:
     """Predicted live bytes equal the measured ones at every op of a real, steady-state iteration."""
     step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
     step.run()
-    meter = LiveBytes()
+    meter = LiveBytesMeter()
     with meter:
         step.run()
     schedule = just_in_time(step.graph)
     timeline = simulate(profiled(step.graph), schedule)
     static = sum(storage.bytes for storage in step.graph.storages if storage.name not in step.graph.maker)
     predicted = [
-        (step.graph.ops[step.graph.rank[entry.op]].target, size - static)
+        (step.graph.op(entry.op).target, size - static)
         for entry, size in zip(schedule.entries, timeline.tensor_bytes, strict=True)
         if isinstance(entry, Run)
     ]

@@ -1,4 +1,4 @@
-"""Every contender trains the same tensors: what it gives is what plain PyTorch gives, or it is known what is wrong."""
+"""Every method trains the same tensors: what it gives is what plain PyTorch gives, or it is known what is wrong."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ from acwb.subject import Subject
 
 
 @pytest.mark.parametrize(
-    "contender",
+    "method",
     [
         baselines.captured,
         baselines.per_block,
@@ -23,9 +23,9 @@ from acwb.subject import Subject
         baselines.op_policy,
     ],
 )
-def test_without_batch_norm_all_are_equal_to_the_bit(contender: subject.Contender) -> None:
+def test_without_batch_norm_all_are_equal_to_the_bit(method: subject.StepBuilder) -> None:
     subject = acwb.models.tiny_encoder()
-    assert compare(subject, contender(subject.twin()), iterations=2)
+    assert compare(subject, method(subject.twin()), iterations=2)
 
 
 def test_per_block_saves_memory_and_updates_batch_norm_twice() -> None:
@@ -38,12 +38,12 @@ def test_per_block_saves_memory_and_updates_batch_norm_twice() -> None:
     assert not any(each.name.startswith("bn1.") for each in found.of_kind(BUFFER))  # the stem is in no block
 
 
-@pytest.mark.parametrize("contender", [baselines.per_block, baselines.sqrt_n, baselines.op_policy])
-def test_blocks_are_really_run_again(contender: subject.Contender) -> None:
+@pytest.mark.parametrize("method", [baselines.per_block, baselines.sqrt_n, baselines.op_policy])
+def test_blocks_are_really_run_again(method: subject.StepBuilder) -> None:
     twin = acwb.models.tiny_resnet().twin()
     runs: list[str] = []
     twin.model.layer1[0].conv1.register_forward_hook(lambda *_: runs.append("run"))
-    contender(twin)()
+    method(twin)()
     assert len(runs) == 2
 
 

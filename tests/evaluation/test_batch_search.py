@@ -7,7 +7,7 @@ import pytest
 
 import acwb
 from acwb.evaluation.baselines import eager
-from acwb.evaluation.batch_search import Scale, largest_within
+from acwb.evaluation.batch_search import BatchExtrapolation, largest_within
 from acwb.evaluation.memory_cap import train_within
 
 
@@ -43,7 +43,7 @@ def test_sizes_of_another_batch_follow_from_two(make: Callable[..., acwb.models.
         subject = make(batch_size=batch)
         return acwb.profile(acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer), repeats=1)
 
-    scale = Scale(2, profile(2), 4, profile(4))
+    scale = BatchExtrapolation(2, profile(2), 4, profile(4))
     real = profile(13)
     scaled = scale.at(13)
     assert {each.name: each.bytes for each in scaled.graph.storages} == {
@@ -63,7 +63,7 @@ def test_steps_with_other_ops_have_no_scale() -> None:
         step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
         profiles.append(acwb.profile(step, repeats=1))
     with pytest.raises(acwb.AcwbError, match="other ops at batch 2 than at batch 4"):
-        Scale(2, profiles[0], 4, profiles[1])
+        BatchExtrapolation(2, profiles[0], 4, profiles[1])
 
 
 @pytest.mark.slow

@@ -16,9 +16,9 @@ def make(batch_size: int) -> Subject:
     return acwb.models.tiny_encoder(batch_size, sequence_length=128)
 
 
-def assert_predicted(side: batch_sweep.Side) -> None:
+def assert_predicted(side: batch_sweep.BatchResult) -> None:
     """To the byte, but for the states kept for random ops that run again: they exist before the step is metered."""
-    states, rest = divmod(side.predicted_tensors - side.peaks.tensors, torch.get_rng_state().nbytes)
+    states, rest = divmod(side.predicted_tensor_bytes - side.peaks.tensor_bytes, torch.get_rng_state().nbytes)
     assert rest == 0
     assert 0 <= states < 20
 
@@ -28,7 +28,7 @@ def test_a_sweep_measures_both_sides_and_goes_on_where_it_stopped(
 ) -> None:
     path, measured, whole = tmp_path / "sweep.json", list[int](), batch_sweep._point
 
-    def point(subject: object, size: int, settings: object) -> batch_sweep.Point:
+    def point(subject: object, size: int, settings: object) -> batch_sweep.SweepPoint:
         if len(measured) == 1:
             raise KeyboardInterrupt
         measured.append(size)
@@ -46,12 +46,12 @@ def test_a_sweep_measures_both_sides_and_goes_on_where_it_stopped(
     for each in found.points:
         assert each.plain.problem == each.planned.problem == ""
         assert_predicted(each.planned)
-        assert each.planned.peaks.allocator <= each.planned.predicted_bytes
-        assert each.plain.peaks.tensors > each.planned.peaks.tensors
-        assert each.saved == 1 - each.planned.peaks.process / each.plain.peaks.process
+        assert each.planned.peaks.allocator_bytes <= each.planned.predicted_bytes
+        assert each.plain.peaks.tensor_bytes > each.planned.peaks.tensor_bytes
+        assert each.saved == 1 - each.planned.peaks.process_bytes / each.plain.peaks.process_bytes
         assert each.time.rounds == len(each.plain.seconds) == len(each.planned.seconds) == 2
     assert list(found.frame["batch_size"]) == [32, 64]
-    assert list(found.frame["planned_tensors_bytes"]) == [each.planned.peaks.tensors for each in found.points]
+    assert list(found.frame["planned_tensor_bytes"]) == [each.planned.peaks.tensor_bytes for each in found.points]
     assert "predicted ×" in repr(found)
     with pytest.raises(acwb.AcwbError, match="holds another sweep"):
         acwb.sweep(make, [32], reduction=0.4, rounds=2, path=path)
@@ -67,8 +67,8 @@ def test_a_folder_is_made_before_anything_is_measured(tmp_path: Path, monkeypatc
     (tmp_path / "file").touch()
     with pytest.raises(acwb.AcwbError, match="Choose a folder that you may write to"):
         acwb.sweep(make, [32], reduction=0.3, path=tmp_path / "file" / "sweep.json")
-    point = batch_sweep.Point(
-        32, "", 0, None, batch_sweep.Side("not run", None, None), batch_sweep.Side("not run", None, None)
+    point = batch_sweep.SweepPoint(
+        32, "", 0, None, batch_sweep.BatchResult("not run", None, None), batch_sweep.BatchResult("not run", None, None)
     )
     monkeypatch.setattr(batch_sweep, "_point", lambda *_: point)
     acwb.sweep(make, [32], reduction=0.3, path=tmp_path / "new" / "sweep.json")
@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_recorded() -> None:
     assert point.plain.seconds == ()
     assert point.plain.predicted_bytes > 100 * 2**20
     assert point.planned.problem == ""
-    assert point.planned.peaks.process < 100 * 2**20
+    assert point.planned.peaks.process_bytes < 100 * 2**20
     assert point.time is None
     assert "does not fit" in repr(found)
 

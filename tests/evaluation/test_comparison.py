@@ -1,4 +1,4 @@
-"""The side-by-side on a tiny subject: all contenders, ours at their peaks, the table, the figure and its files."""
+"""The side-by-side on a tiny subject: all methods, ours at their peaks, the table, the figure and its files."""
 
 import csv
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ import pytest
 
 from acwb import plots, subject
 from acwb.evaluation import baselines
-from acwb.evaluation.comparison import EAGER, Contest, Row, hold
+from acwb.evaluation.comparison import EAGER, MethodComparison, MethodResult, compare_methods
 from acwb.results import figures
 
-FEW: Mapping[str, subject.Contender] = {
+FEW: Mapping[str, subject.StepBuilder] = {
     "captured, no plan": baselines.captured,
     "per block": baselines.per_block,
     "every second block": partial(baselines.per_block, every=2),
@@ -20,20 +20,20 @@ FEW: Mapping[str, subject.Contender] = {
 
 
 @pytest.fixture(scope="module")
-def found() -> Contest:
-    return hold("resnet18", 8, {"image_size": 96}, FEW, 3)
+def found() -> MethodComparison:
+    return compare_methods("resnet18", 8, {"image_size": 96}, FEW, 3)
 
 
-def test_every_contender_stands_beside_a_plan_that_needs_no_more(found: Contest) -> None:
+def test_every_contender_stands_beside_a_plan_that_needs_no_more(found: MethodComparison) -> None:
     assert [row.name for row in found.rows][:4] == [EAGER, *FEW]
     assert found.share(EAGER) == 1
-    assert {"per block", "every second block"} <= found.rivals.keys()
-    for name, ours in found.rivals.items():
+    assert {"per block", "every second block"} <= found.matching_plans.keys()
+    for name, ours in found.matching_plans.items():
         assert found.row(ours).peak_bytes <= found.row(name).peak_bytes * 1.005
     assert all(len(row.seconds) == 3 for row in found.rows)
 
 
-def test_what_is_wrong_is_reported(found: Contest) -> None:
+def test_what_is_wrong_is_reported(found: MethodComparison) -> None:
     assert found.row("per block").wrong_buffers > 0
     assert found.row("per block").wrong_gradients == 0
     for row in found.rows:
@@ -43,30 +43,30 @@ def test_what_is_wrong_is_reported(found: Contest) -> None:
     assert "nothing, to the bit" in repr(found)
 
 
-def test_a_contest_goes_to_a_file_and_back(found: Contest, tmp_path: Path) -> None:
-    found.save(tmp_path / "contest.json")
-    assert Contest.load(tmp_path / "contest.json") == found
+def test_a_contest_goes_to_a_file_and_back(found: MethodComparison, tmp_path: Path) -> None:
+    found.save(tmp_path / "comparison.json")
+    assert MethodComparison.load(tmp_path / "comparison.json") == found
 
 
-def test_its_figure_says_what_was_found_and_is_written_whole(found: Contest, tmp_path: Path) -> None:
-    figure = plots.contest(found)
+def test_its_figure_says_what_was_found_and_is_written_whole(found: MethodComparison, tmp_path: Path) -> None:
+    figure = plots.method_comparison(found)
     assert "per block takes" in figure.layout.title.text or "every second block takes" in figure.layout.title.text
-    paths = figures.save_figure(figure, "contest", found.records, tmp_path)
-    assert {path.name for path in paths} == {f"contest.{kind}" for kind in ("html", "csv", "svg", "pdf", "png")}
+    paths = figures.save_figure(figure, "comparison", found.records, tmp_path)
+    assert {path.name for path in paths} == {f"comparison.{kind}" for kind in ("html", "csv", "svg", "pdf", "png")}
     assert all(path.stat().st_size > 1000 for path in paths if path.suffix != ".csv")
-    with (tmp_path / "contest.csv").open() as file:
+    with (tmp_path / "comparison.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["contender"] for row in rows] == [row.name for row in found.rows]
+    assert [row["method"] for row in rows] == [row.name for row in found.rows]
     assert int(rows[0]["peak_bytes"]) == found.row(EAGER).peak_bytes
     assert {path.name for path in tmp_path.iterdir()} == {*(path.name for path in paths), figures.SCRIPT}
 
 
 def test_ours_stands_beside_each_as_a_part_of_its_cost() -> None:
-    def row(name: str, peak: int, time: float, predicted: float | None = None) -> Row:
-        return Row(name, peak, 0.0, 0.0, 0, 0, (time,) * 6, predicted)
+    def row(name: str, peak: int, time: float, predicted: float | None = None) -> MethodResult:
+        return MethodResult(name, peak, 0.0, 0.0, 0, 0, (time,) * 6, predicted)
 
     rows = (row(EAGER, 200, 1.0), row("theirs", 150, 1.4), row("free", 150, 1.0), row("ours", 150, 1.1, 0.09))
-    found = Contest("tiny", 2, {}, 100, rows, {"theirs": "ours", "free": "ours"}, ())
+    found = MethodComparison("tiny", 2, {}, 100, rows, {"theirs": "ours", "free": "ours"}, ())
     table = {line.split()[0]: line for line in repr(found).splitlines()[2:]}
     assert "50.0%  ×1.400 [1.400, 1.400]   ×1.100 [1.100, 1.100]   25% " in table["theirs"]
     assert "×1.100 [1.100, 1.100]   noise " in table["free"]

@@ -34,11 +34,11 @@ def test_a_planned_step_is_measured_as_predicted(tmp_path: Path) -> None:
     found = acwb.measure(planned, rounds=3)
     assert differences([before], [snapshot(subject, torch.zeros(()))]) == []
     assert found.budget_bytes == budget
-    assert found.peaks.tensors == found.predicted.tensors
-    assert found.peaks.allocator == pytest.approx(found.predicted.allocator, rel=0.005)
-    assert found.peaks.process == pytest.approx(found.predicted.allocator, rel=0.02)
+    assert found.peaks.tensor_bytes == found.predicted.tensor_bytes
+    assert found.peaks.allocator_bytes == pytest.approx(found.predicted.allocator_bytes, rel=0.005)
+    assert found.peaks.process_bytes == pytest.approx(found.predicted.allocator_bytes, rel=0.02)
     assert found.peaks.static_bytes == found.eager_peaks.static_bytes == step.graph.static_bytes
-    assert found.eager_peaks.process > found.peaks.process
+    assert found.eager_peaks.process > found.peaks.process_bytes
     assert len(found.seconds) == len(found.eager_seconds) == 3
     assert found.time.rounds == 3
     for word in ("predicted", "tensors", "allocator", "process", "eager", "3 rounds"):
@@ -69,7 +69,7 @@ def test_a_model_that_a_notebook_defines_is_measured() -> None:
     step = acwb.trace(Cell(), (torch.randn(512, 64),), lambda model, batch: functional.relu(model(*batch)).sum())
     profile = acwb.profile(step, repeats=1)
     found = acwb.measure(step, rounds=1, profile=profile)
-    assert found.peaks.tensors == found.predicted.tensors
+    assert found.peaks.tensor_bytes == found.predicted.tensor_bytes
 
 
 def test_a_cap_that_is_too_small_is_told() -> None:

@@ -5,12 +5,12 @@ import time
 import pytest
 import torch
 
-from acwb.evaluation.memory import LiveBytes, peak_live_bytes
+from acwb.evaluation.memory import LiveBytesMeter, peak_live_bytes
 from acwb.evaluation.timing import interleave, ratio
 
 
 def test_live_bytes_follow_storages_not_tensors() -> None:
-    meter = LiveBytes()
+    meter = LiveBytesMeter()
     existing = torch.ones(100)
     with meter:
         first = torch.zeros(1000)

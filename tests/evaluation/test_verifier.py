@@ -61,7 +61,7 @@ def test_before_the_first_step_the_optimizer_has_no_state_and_gets_none() -> Non
 
 def test_a_fresh_dropout_mask_is_found() -> None:
     def plant(graph: fx.Graph) -> None:
-        replayed = [node for node in graph.nodes if node.target is rng.replayed]
+        replayed = [node for node in graph.nodes if node.target is rng.replay]
         assert replayed, "the plan replays nothing"
         for node in replayed:
             _, _, kernel, args, kwargs = node.args

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import acwb
-from acwb.evaluation.memory import LiveBytes, peak_live_bytes
+from acwb.evaluation.memory import LiveBytesMeter, peak_live_bytes
 from acwb.execution.dropin import Checkpointed
 from acwb.models import classification_loss
 from acwb.profiling.devices import meter_of
@@ -120,7 +120,7 @@ def test_inference_is_the_models_own() -> None:
     model = planned(subject)
     images = subject.batch[0]
     for mode in (torch.no_grad, torch.inference_mode):
-        with mode(), LiveBytes() as meter:
+        with mode(), LiveBytesMeter() as meter:
             model.eval()
             given = model(images)
             expected = subject.model(images)
@@ -496,7 +496,7 @@ def test_nothing_stays_behind() -> None:
     live = []
     gc.disable()  # what only the collector would find stays
     try:
-        with LiveBytes() as meter:
+        with LiveBytesMeter() as meter:
             for _ in range(50):
                 step()
                 live.append(meter.live)

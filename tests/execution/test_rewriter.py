@@ -9,15 +9,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import acwb
-from acwb.core.schedule import Free, Listing, Run, Schedule, SwapIn, SwapOut, freeing, just_in_time
+from acwb.core.schedule import Free, Run, Schedule, ScheduleBuilder, SwapIn, SwapOut, just_in_time, with_frees
 from acwb.core.simulator import simulate
-from acwb.evaluation.fresh_process import launch
-from acwb.evaluation.memory import LiveBytes, allocated_peak_bytes, tensor_peak_bytes
-from acwb.execution.rewriter import Recomputation, described, recomputations
+from acwb.evaluation.fresh_process import run_in_fresh_process
+from acwb.evaluation.memory import LiveBytesMeter, allocated_peak_bytes, tensor_peak_bytes
+from acwb.execution.rewriter import Recomputation, recomputations, rewritten_graph
 from acwb.planning.mu_two import mu_two
 from acwb.planning.planner import PLANNERS
-from acwb.profiling.process_memory import PLAIN_MEMORY, resident_bytes
-from acwb.rng import keep_random_state, replayed
+from acwb.profiling.process_memory import MALLOC_RETURNS_MEMORY, resident_bytes
+from acwb.rng import record_state, replay
 from acwb.subject import Subject
 from support.bitwise import Start, differences, train, train_to_the_end
 from support.candidates import nine_plans
@@ -117,7 +117,7 @@ def test_copies_are_named_after_their_originals_and_marked() -> None:
 def test_the_rewritten_graph_costs_what_the_schedule_costs(graph: acwb.StepGraph, data: st.DataObject) -> None:
     schedule = random_schedule(graph, data)
     timeline = simulate(profiled(graph), schedule)
-    rewritten = described(graph, schedule)
+    rewritten = rewritten_graph(graph, schedule)
     again = simulate(profiled(rewritten), just_in_time(rewritten))
     assert (again.seconds, again.peak_bytes, again.tensor_bytes) == (
         timeline.seconds,
@@ -128,7 +128,7 @@ def test_the_rewritten_graph_costs_what_the_schedule_costs(graph: acwb.StepGraph
 
 def random_schedule(graph: acwb.StepGraph, data: st.DataObject) -> Schedule:
     """Forward ops that run again at random places, with what they need; half of the time one of them twice."""
-    forward = [rank for rank, op in enumerate(graph.ops) if op.phase is acwb.Phase.FORWARD and op.may_run_again]
+    forward = [rank for rank, op in enumerate(graph.ops) if op.phase is acwb.Phase.FORWARD and op.recomputable]
     backward = [rank for rank, op in enumerate(graph.ops) if op.phase is acwb.Phase.BACKWARD]
     if not forward or not backward:
         return just_in_time(graph)
@@ -137,13 +137,13 @@ def random_schedule(graph: acwb.StepGraph, data: st.DataObject) -> Schedule:
     places = data.draw(st.lists(chosen, min_size=count, max_size=count), label="before what, which")
     if data.draw(st.booleans(), label="one of them twice"):
         places.append((data.draw(st.sampled_from(backward), label="once more before"), places[0][1]))
-    listing = Listing(graph)
+    listing = ScheduleBuilder(graph)
     for before, rank in sorted(places):
         listing.run_until(before)
         for each in with_sources(graph, rank):
-            listing.run_again(each)
+            listing.recompute(each)
     listing.run_until(len(graph.ops))
-    return freeing(graph, listing.runs)
+    return with_frees(graph, listing.runs)
 
 
 def with_sources(graph: acwb.StepGraph, rank: int) -> list[int]:
@@ -177,8 +177,8 @@ def test_random_schedules_run(prepared: Prepared, data: st.DataObject) -> None:
 
 
 def test_recomputations_are_extracted_from_a_schedule() -> None:
-    entries = (Run("a"), Run("b"), Free("a"), Run("a", 1), Free("x"), Run("b", 1, short=True), Run("c"), Run("d"))
-    assert recomputations(Schedule(entries)) == (Recomputation("c", (Run("a", 1), Run("b", 1, short=True))),)
+    entries = (Run("a"), Run("b"), Free("a"), Run("a", 1), Free("x"), Run("b", 1, by_rule=True), Run("c"), Run("d"))
+    assert recomputations(Schedule(entries)) == (Recomputation("c", (Run("a", 1), Run("b", 1, by_rule=True))),)
     assert recomputations(Schedule((Run("a"), Free("a")))) == ()
 
 
@@ -195,7 +195,7 @@ def test_a_rewritten_graph_by_hand() -> None:
         "loss",
         {"w": "g"},
     )
-    rewritten = described(graph, just_in_time(graph, {"a"}))
+    rewritten = rewritten_graph(graph, just_in_time(graph, {"a"}))
     assert [op.name for op in rewritten.ops] == ["a", "v", "loss", "one", "a_recomputed", "v_recomputed", "g"]
     assert rewritten.ops[-1].needs == ("one", "v_recomputed")
     assert rewritten.ops[-1].inputs == ("one", "a_recomputed")
@@ -220,21 +220,21 @@ def test_what_cannot_be_rewritten_is_refused() -> None:
     planned = acwb.rewrite(step, acwb.plan(profile, ENOUGH, planner="recompute_all"))
     with pytest.raises(acwb.AcwbError, match="another step than this one"):
         acwb.rewrite(planned, plan)
-    late = Listing(step.graph)
+    late = ScheduleBuilder(step.graph)
     late.run_until(len(step.graph.ops))
-    late.run_again(0)
+    late.recompute(0)
     runs = [*late.runs[:-2], late.runs[-1], late.runs[-2]]
     with pytest.raises(acwb.AcwbError, match="which is the optimizer's own"):
-        acwb.rewrite(step, dataclasses.replace(plan, schedule=freeing(step.graph, runs)))
+        acwb.rewrite(step, dataclasses.replace(plan, schedule=with_frees(step.graph, runs)))
 
 
 def test_a_replay_draws_the_same_numbers_and_moves_nothing() -> None:
     state, device = torch.get_rng_state(), torch.device("cpu")
-    keep_random_state(state, device)
+    record_state(state, device)
     first = torch.rand(5)
     torch.rand(3)
     now = torch.get_rng_state()
-    assert torch.equal(replayed(state, device, torch.rand, [5], {}), first)
+    assert torch.equal(replay(state, device, torch.rand, [5], {}), first)
     assert torch.equal(torch.get_rng_state(), now)
 
 
@@ -243,7 +243,7 @@ def test_a_planned_step_leaks_nothing() -> None:
     step = traced(subject)
     planned = acwb.rewrite(step, acwb.plan(acwb.profile(step, repeats=1), ENOUGH, planner="recompute_all"))
     live = []
-    with LiveBytes() as meter:
+    with LiveBytesMeter() as meter:
         for _ in range(50):
             planned.run()
             live.append(meter.live)
@@ -270,7 +270,7 @@ def test_real_models_run_as_planned(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_planned_process_does_not_grow() -> None:
-    after_5, after_50 = launch(resident_after_steps, environment=PLAIN_MEMORY)
+    after_5, after_50 = run_in_fresh_process(resident_after_steps, environment=MALLOC_RETURNS_MEMORY)
     assert after_50 == pytest.approx(after_5, rel=0.01)
 
 

@@ -86,7 +86,7 @@ def test_what_is_kept_has_no_widgets_and_its_own_sources() -> None:
     printed = nbformat.v4.new_output("stream", name="stdout", text="measured now")
     notebook.cells[0].outputs = [image, view, printed, nbformat.v4.new_output("stream", name="stderr", text="50%")]
     source = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x = 1")])
-    kept = notebooks.readable(notebook, source)
+    kept = notebooks.without_transient_outputs(notebook, source)
     assert kept.cells[0].outputs == [image, printed]
     assert kept.cells[0].source == "x = 1"
     assert "widgets" not in kept.metadata
@@ -101,7 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_and_leaves_what_it_promises(name: str, folder: Path) -> None:
-    notebook = notebooks.executed(NOTEBOOKS / f"{name}.ipynb", "quick", folder)
+    notebook = notebooks.run_notebook(NOTEBOOKS / f"{name}.ipynb", "quick", folder)
     promised = set(re.findall(r'save_figure\(figure, "(\w+)"', "".join(cell.source for cell in notebook.cells)))
     assert promised
     for figure in promised:

@@ -4,7 +4,7 @@ import pytest
 
 import acwb
 from acwb.core.graph import Phase
-from acwb.experiments.planner_study import RIVALS, contest, reductions
+from acwb.experiments.planner_study import OTHER_PLANNERS, compare_planners, reductions
 from acwb.experiments.synthetic_network import ResidualNetwork
 
 
@@ -27,7 +27,7 @@ def test_reductions_cost_more_and_more_and_never_less_than_the_bound() -> None:
 
 
 def test_no_planner_is_ahead_of_the_frontier() -> None:
-    first, *lines = contest(ResidualNetwork(500).profile())
+    first, *lines = compare_planners(ResidualNetwork(500).profile())
     assert first.startswith("frontier: ")
-    assert [line.split(":")[0] for line in lines] == [rival.__name__ for rival in RIVALS]
+    assert [line.split(":")[0] for line in lines] == [other.__name__ for other in OTHER_PLANNERS]
     assert all("ahead of the frontier at 0;" in line for line in lines)

@@ -7,7 +7,7 @@ import pytest
 import acwb
 from acwb.core.profile import Profile
 from acwb.core.schedule import SwapIn, SwapOut
-from acwb.planning.mu_two import Policy, mu_two
+from acwb.planning.mu_two import MuTwoPolicy, mu_two
 from acwb.planning.plan import Decision
 from support.toy_graphs import Line, draw, profiled
 
@@ -22,13 +22,13 @@ def example() -> Profile:
     return dataclasses.replace(profile, seconds={**profile.seconds, "c": 8.0})
 
 
-def told(policy: Policy) -> dict[str, tuple[set[str], float, float]]:
+def told(policy: MuTwoPolicy) -> dict[str, tuple[set[str], float, float]]:
     """Sources, recompute time and total of every tensor."""
     both = {**policy.candidates, **policy.recomputed}
     return {name: (each.sources, each.recompute, each.total) for name, each in sorted(both.items())}
 
 
-def choose(policy: Policy, name: str) -> int:
+def choose(policy: MuTwoPolicy, name: str) -> int:
     """One turn of algorithm B for a given tensor."""
     tensor = policy.candidates.pop(name)
     count = policy.update_recomputed(tensor)
@@ -38,7 +38,7 @@ def choose(policy: Policy, name: str) -> int:
 
 
 def test_every_update_of_the_worked_example() -> None:
-    policy = Policy(example(), 0, False, None)
+    policy = MuTwoPolicy(example(), 0, False, None)
     assert told(policy) == {"a": (set(), 1, 1), "b": ({"a"}, 1, 1), "c": ({"b"}, 8, 8)}
     assert {name: each.ratio for name, each in policy.candidates.items()} == {"a": 10, "b": 20, "c": 5}
     # b has the best ratio. c took it as its source, and now takes b's source a and b's time. a serves b: one time.
@@ -54,7 +54,7 @@ def test_the_policy_takes_the_best_ratio_first_and_stops_below_the_limit() -> No
     profile = example()
     assert mu_two(profile, 200).decisions == dict.fromkeys("abc", Decision.RETAINED)
     # By G: static 9; a, b and c wait; at gc 81 + 40 are needed. Without b, 20 fewer.
-    assert Policy(profile, 0, False, None).peak() == 121
+    assert MuTwoPolicy(profile, 0, False, None).peak() == 121
     plan = mu_two(profile, 110)
     assert plan.claimed_peak_bytes == 101
     assert plan.decisions == {"a": Decision.RETAINED, "b": Decision.RECOMPUTE, "c": Decision.RETAINED}
@@ -65,7 +65,7 @@ def test_a_source_that_is_alive_stays_a_source() -> None:
         ("F", "a", "x w", 10), ("F", "b", "a", 20), ("F", "loss", "b", 1), ("B", "one", "", 1),
         ("B", "gb", "one b a", 20), ("B", "ga", "gb a", 7),
     ]  # fmt: skip
-    policy = Policy(profiled(draw({"x": 2, "w": 7}, lines, "loss", {"w": "ga"})), 0, False, None)
+    policy = MuTwoPolicy(profiled(draw({"x": 2, "w": 7}, lines, "loss", {"w": "ga"})), 0, False, None)
     choose(policy, "a")
     assert told(policy)["b"] == ({"a"}, 1, 1)  # a is needed, and so made again, where b is
 

@@ -18,8 +18,8 @@ from acwb.core.simulator import simulate
 from acwb.planning.frontier import explore
 from acwb.planning.heuristics import block_of, keep_all, per_block, recompute_all, sqrt_n
 from acwb.planning.mu_two import mu_two
-from acwb.planning.plan import DECISION_FILE, PLAN_FILE, Decision, Plan, _compared
-from acwb.units import budget_bytes
+from acwb.planning.plan import DECISION_FILE, PLAN_FILE, Decision, Plan, _compare_peaks
+from acwb.units import parse_bytes
 from support.toy_graphs import Line, draw, profiled, steps
 
 DECISION_COLUMNS = "activation_name decision median_mem_size_bytes recomp_time_s creation_rank first_bw_use_rank"
@@ -50,12 +50,12 @@ def network(blocks: int = 4) -> StepGraph:
 
 @cache
 def real() -> acwb.Profile:
-    """A real step with real sizes; every op takes a second, its shortcut much less."""
+    """A real step with real sizes; every op takes a second, its recompute rule much less."""
     subject = acwb.models.tiny_bert(batch_size=64, sequence_length=64)
     step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
     profile = acwb.profile(step, repeats=1)
-    shortcuts = {name: (0.01, workspace) for name, (_, workspace) in profile.shortcuts.items()}
-    return dataclasses.replace(profile, seconds=dict.fromkeys(profile.seconds, 1.0), shortcuts=shortcuts)
+    shortcuts = {name: (0.01, workspace) for name, (_, workspace) in profile.rules.items()}
+    return dataclasses.replace(profile, seconds=dict.fromkeys(profile.seconds, 1.0), rules=shortcuts)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def real() -> acwb.Profile:
     [(123, 123), (1e3, 1000), ("1.5GiB", 3 * 2**29), (" 2 MiB ", 2**21), ("3GB", 3 * 10**9), ("60%", 600), ("7B", 7)],
 )
 def test_a_budget_is_read_as_a_person_means_it(budget: int | float | str, size: int) -> None:
-    assert budget_bytes(budget, baseline=1000) == size
+    assert parse_bytes(budget, baseline=1000) == size
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_no_other_planner_is_ahead_of_the_frontier_on_random_steps(graph: StepGr
     frontier = acwb.frontier(profile)
     for size in range(frontier.floor_bytes, frontier.baseline_bytes + 1, max(1, frontier.baseline_bytes // 20)):
         ours = frontier.at(size)
-        for rival in (keep_all, recompute_all, sqrt_n, per_block, mu_two):
-            plan = rival(profile, size)
-            assert not plan.fits or ours.timeline.seconds <= plan.timeline.seconds, rival
+        for other in (keep_all, recompute_all, sqrt_n, per_block, mu_two):
+            plan = other(profile, size)
+            assert not plan.fits or ours.timeline.seconds <= plan.timeline.seconds, other
 
 
 def test_pins_are_honoured() -> None:
@@ -217,7 +217,7 @@ def test_a_plan_of_a_real_step_with_shortcuts_goes_to_a_file_and_back(tmp_path: 
     frontier = acwb.frontier(profile)
     plans = [frontier.plan(point) for point in frontier.points]
     plan = next(
-        plan for plan in plans if any(isinstance(entry, Run) and entry.short for entry in plan.schedule.entries)
+        plan for plan in plans if any(isinstance(entry, Run) and entry.by_rule for entry in plan.schedule.entries)
     )
     assert plan.timeline.peak_bytes == plan.claimed_peak_bytes
     plan.save(tmp_path / "plan.json")
@@ -231,9 +231,9 @@ def test_a_plan_of_a_real_step_with_shortcuts_goes_to_a_file_and_back(tmp_path: 
 
 
 def test_two_peaks_that_read_the_same_are_told_apart() -> None:
-    assert _compared(2**31, 2**30) == "be 2.000 GiB instead of 1.000 GiB"
-    assert _compared(2**30 - 1024, 2**30) == "be 1,024 bytes lower"
-    assert _compared(2**30, 2**30) == "stay at 1.000 GiB"
+    assert _compare_peaks(2**31, 2**30) == "be 2.000 GiB instead of 1.000 GiB"
+    assert _compare_peaks(2**30 - 1024, 2**30) == "be 1,024 bytes lower"
+    assert _compare_peaks(2**30, 2**30) == "stay at 1.000 GiB"
 
 
 def test_far_down_a_linear_program_shows_the_way() -> None:

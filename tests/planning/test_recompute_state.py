@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from acwb.core.graph import StepGraph
-from acwb.core.schedule import freeing
+from acwb.core.schedule import with_frees
 from acwb.core.simulator import simulate
-from acwb.planning.frontier_search import Point, descend, undominated
-from acwb.planning.problem import Frame
-from acwb.planning.recompute_state import Arrangement, runs_of
+from acwb.planning.frontier_search import FrontierPoint, descend, non_dominated
+from acwb.planning.problem import PlanningProblem
+from acwb.planning.recompute_state import RecomputeState, runs_of_sites
 from support.toy_graphs import draw, profiled, steps
 
 
-def assert_exact(frame: Frame, state: Arrangement) -> None:
+def assert_exact(problem: PlanningProblem, state: RecomputeState) -> None:
     """Peak and time are those of the simulator."""
-    timeline = simulate(frame.profile, freeing(frame.graph, runs_of(frame, state.way().chains())))
+    timeline = simulate(problem.profile, with_frees(problem.graph, runs_of_sites(problem, state.change_log().chains())))
     assert state.peak()[1] == timeline.peak_bytes
     assert state.seconds == timeline.seconds
 
@@ -25,39 +25,39 @@ def assert_exact(frame: Frame, state: Arrangement) -> None:
 @given(steps(), some.data())
 def test_every_change_leaves_the_state_that_the_simulator_sees(graph: StepGraph, data: some.DataObject) -> None:
     workspace = {op.name: data.draw(some.integers(0, 3)) for op in graph.ops}
-    frame = Frame(profiled(graph, workspace))
-    state = Arrangement(frame)
-    assert_exact(frame, state)
+    problem = PlanningProblem(profiled(graph, workspace))
+    state = RecomputeState(problem)
+    assert_exact(problem, state)
     for _ in range(data.draw(some.integers(0, 5))):
-        waiting = [each for each in range(len(frame.names)) if frame.droppable[each] and state.waits_to[each] > 0]
+        waiting = [each for each in range(len(problem.names)) if problem.droppable[each] and state.idle_until[each] > 0]
         if not waiting:
             return
         each = data.draw(some.sampled_from(waiting))
-        before = (state.way().chains(), state.seconds, state.peak(), state.need.tolist())
+        before = (state.change_log().chains(), state.seconds, state.peak(), state.need.tolist())
         mark = state.mark()
-        state.apply(state.chain(each, int(state.waits_to[each]) // 2))
-        assert_exact(frame, state)
+        state.apply(state.chain(each, int(state.idle_until[each]) // 2))
+        assert_exact(problem, state)
         if data.draw(some.booleans()):
             state.revert(mark)
-            assert before == (state.way().chains(), state.seconds, state.peak(), state.need.tolist())
+            assert before == (state.change_log().chains(), state.seconds, state.peak(), state.need.tolist())
         pairs = [(rank, op) for rank, ops in state.chains.items() for op in ops]
         if pairs and data.draw(some.booleans()):
             rank, op = data.draw(some.sampled_from(pairs))
             limit = data.draw(some.integers(state.peak()[1], state.peak()[1] + 10))
             seconds = state.seconds
-            if state.release(rank, op, limit):
+            if state.restore(rank, op, limit):
                 assert state.seconds < seconds
                 assert state.peak()[1] <= limit
-            assert_exact(frame, state)
+            assert_exact(problem, state)
 
 
 @given(steps())
 def test_every_point_of_a_frontier_is_exact_and_beaten_by_none(graph: StepGraph) -> None:
-    frame = Frame(profiled(graph))
-    points = descend(frame)
+    problem = PlanningProblem(profiled(graph))
+    points = descend(problem)
     assert points[0].seconds == len(graph.ops)
     for point in points:
-        timeline = simulate(frame.profile, freeing(graph, runs_of(frame, point.way.chains())))
+        timeline = simulate(problem.profile, with_frees(graph, runs_of_sites(problem, point.log.chains())))
         assert (timeline.peak_bytes, timeline.seconds) == (point.peak_bytes, point.seconds)
     for larger, smaller in pairwise(points):
         assert larger.peak_bytes > smaller.peak_bytes
@@ -65,7 +65,12 @@ def test_every_point_of_a_frontier_is_exact_and_beaten_by_none(graph: StepGraph)
 
 
 def test_points_that_others_beat_are_left_out() -> None:
-    way = Arrangement(Frame(profiled(draw({"x": 1}, [("F", "loss", "x", 1)], "loss", {})))).way()
-    points = [Point(5, 1.0, way), Point(4, 3.0, way), Point(3, 2.0, way), Point(3, 2.5, way)]
-    assert undominated(points) == [points[0], points[2]]
-    assert undominated([dataclasses.replace(points[0])]) == [points[0]]
+    way = RecomputeState(PlanningProblem(profiled(draw({"x": 1}, [("F", "loss", "x", 1)], "loss", {})))).change_log()
+    points = [
+        FrontierPoint(5, 1.0, way),
+        FrontierPoint(4, 3.0, way),
+        FrontierPoint(3, 2.0, way),
+        FrontierPoint(3, 2.5, way),
+    ]
+    assert non_dominated(points) == [points[0], points[2]]
+    assert non_dominated([dataclasses.replace(points[0])]) == [points[0]]

@@ -9,14 +9,14 @@ import pytest
 import acwb
 from acwb import plots
 from acwb.core.graph import Phase, Role
-from acwb.evaluation.batch_sweep import Point, Side, Sweep
-from acwb.evaluation.comparison import Contest, Row
+from acwb.evaluation.batch_sweep import BatchResult, Sweep, SweepPoint
+from acwb.evaluation.comparison import MethodComparison, MethodResult
 from acwb.evaluation.measurement import Measurement, Prediction
 from acwb.evaluation.memory import Peaks
 from acwb.planning.heuristics import keep_all, recompute_all
 from acwb.planning.plan import Decision, Plan, bytes_column
 from acwb.plots.theme import ROLES, WORKSPACE, broken
-from acwb.plots.timelines import drawn
+from acwb.plots.timelines import downsample
 
 GIB = 2**30
 
@@ -43,12 +43,12 @@ def test_the_rows_behind_a_timeline_are_the_timeline(plan: Plan) -> None:
 
 def test_a_picture_shows_every_peak_of_its_pixels(plan: Plan) -> None:
     frame = plan.timeline_frame
-    few = drawn(frame, columns=20)
+    few = downsample(frame, columns=20)
     assert len(few) <= 23
     assert few["total_bytes"].max() == plan.timeline.peak_bytes
     assert (few.iloc[0] == frame.iloc[0]).all()
     assert (few.iloc[-1] == frame.iloc[-1]).all()
-    assert drawn(frame, columns=10**6) is frame
+    assert downsample(frame, columns=10**6) is frame
 
 
 def test_the_stack_of_a_timeline_adds_up_to_its_total(plan: Plan) -> None:
@@ -130,7 +130,7 @@ def test_a_sweep_says_what_is_saved_and_what_does_not_fit() -> None:
     assert list(plain.text) == ["", "does not fit"]
     assert list(planned.text) == ["−25%", ""]
     assert "plans save 25% of the peak; batch 8 fits only with one" in figure.layout.title.text.replace("<br>", " ")
-    without = replace(swept().points[0], planned=Side("No plan fits.", None, None))
+    without = replace(swept().points[0], planned=BatchResult("No plan fits.", None, None))
     figure = plots.sweep_memory(Sweep("tiny", {}, (without,)))
     assert list(figure.data[2].text) == ["no plan fits"]
     floor = replace(swept().points[0], budget_bytes=2 * GIB)
@@ -141,7 +141,9 @@ def test_a_sweep_says_what_is_saved_and_what_does_not_fit() -> None:
     assert list(latency.data[1].text) == ["+10%", ""]
     assert "takes +10% time" in latency.layout.title.text
     few = replace(
-        swept().points[0], plain=Side("", GIB, GIB, None, (1.0,) * 3), planned=Side("", GIB, GIB, None, (0.9,) * 3)
+        swept().points[0],
+        plain=BatchResult("", GIB, GIB, None, (1.0,) * 3),
+        planned=BatchResult("", GIB, GIB, None, (0.9,) * 3),
     )
     latency = plots.sweep_latency(Sweep("tiny", {}, (few,)))
     assert [list(line.text) for line in latency.data] == [["−10% (noise)"], [""]]  # above both lines
@@ -149,12 +151,12 @@ def test_a_sweep_says_what_is_saved_and_what_does_not_fit() -> None:
 
 
 def swept() -> Sweep:
-    def side(size: int, *seconds: float) -> Side:
+    def side(size: int, *seconds: float) -> BatchResult:
         peaks = Peaks(GIB, size * GIB, size * GIB, size * GIB)
-        return Side("", size * GIB, size * GIB, peaks, seconds)
+        return BatchResult("", size * GIB, size * GIB, peaks, seconds)
 
-    first = Point(4, "a", 3 * GIB, 0.1, side(4, *[1.0] * 6), side(3, *[1.1] * 6))
-    no = Side("It does not fit.", 9 * GIB, 9 * GIB)
+    first = SweepPoint(4, "a", 3 * GIB, 0.1, side(4, *[1.0] * 6), side(3, *[1.1] * 6))
+    no = BatchResult("It does not fit.", 9 * GIB, 9 * GIB)
     return Sweep("tiny", {}, (first, replace(first, batch_size=8, plain=no, planned=side(5, 2.0, 2.0, 2.0))))
 
 
@@ -176,11 +178,11 @@ def test_long_titles_are_broken() -> None:
 
 
 def test_names_in_a_contest_cover_no_other_mark() -> None:
-    def row(name: str, peak: int, time: float) -> Row:
-        return Row(name, peak, 0.0, 0.0, 0, 0, (time,) * 6)
+    def row(name: str, peak: int, time: float) -> MethodResult:
+        return MethodResult(name, peak, 0.0, 0.0, 0, 0, (time,) * 6)
 
     rows = (row("eager", 100, 1.0), row("every second block", 50, 1.10), row("other", 60, 1.105), row("high", 20, 1.5))
-    figure = plots.contest(Contest("tiny", 1, {}, 0, rows, {}, ()))
+    figure = plots.method_comparison(MethodComparison("tiny", 1, {}, 0, rows, {}, ()))
     (others,) = [trace for trace in figure.data if trace.name == "others, equal to the bit"]
     assert list(others.text) == ["every second block", "other", "high"]
     assert others.textposition[0] == "bottom right"  # above, it would cover the mark of the other one

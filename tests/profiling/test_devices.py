@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import acwb
-from acwb.evaluation.fresh_process import launch
+from acwb.evaluation.fresh_process import run_in_fresh_process
 from acwb.profiling import devices, process_memory
-from acwb.profiling.devices import FileSpace, ProcessorClock, ProcessorMeter
+from acwb.profiling.devices import CpuAllocationMeter, CpuClock, FileSwapSpace
 from acwb.profiling.process_memory import cap_memory
 
 CPU = torch.device("cpu")
@@ -17,14 +17,14 @@ CPU = torch.device("cpu")
 
 def test_the_clock_measures_what_passes_between_two_marks() -> None:
     clock = devices.clock_of(CPU)
-    assert isinstance(clock, ProcessorClock)
+    assert isinstance(clock, CpuClock)
     start = clock.mark()
     time.sleep(0.02)
     assert 0.02 <= clock.seconds(start, clock.mark()) < 1
 
 
 def test_the_meter_sees_what_is_held_at_one_moment_of_each_watch() -> None:
-    with ProcessorMeter() as meter:
+    with CpuAllocationMeter() as meter:
         kept = torch.empty(500, dtype=torch.uint8)
         with meter.watch("two at once"):
             first, second = torch.empty(1000, dtype=torch.uint8), torch.empty(2000, dtype=torch.uint8)
@@ -40,13 +40,13 @@ def test_the_meter_sees_what_is_held_at_one_moment_of_each_watch() -> None:
 
 
 def test_the_meter_leaves_the_standard_error_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    with ProcessorMeter():
+    with CpuAllocationMeter():
         torch.empty(10)
     assert capfd.readouterr().err == ""
 
 
 def test_swapping_gives_memory_back_and_returns_the_same_bits() -> None:
-    space = FileSpace()
+    space = FileSwapSpace()
     tensor = torch.randn(1000)
     view, before = tensor.view(10, 100)[3], tensor.clone()
     devices.swap_out(space, "tensor", tensor.untyped_storage())
@@ -58,7 +58,7 @@ def test_swapping_gives_memory_back_and_returns_the_same_bits() -> None:
 
 
 def test_room_that_is_not_needed_any_more_is_used_again() -> None:
-    space = FileSpace()
+    space = FileSwapSpace()
     values = {name: torch.full((1000,), number, dtype=torch.uint8) for number, name in enumerate("abc")}
     for name in "ab":
         space.write(name, values[name].untyped_storage())
@@ -77,7 +77,7 @@ def test_room_that_is_not_needed_any_more_is_used_again() -> None:
 
 def test_a_swap_file_that_cannot_grow_is_reported_in_a_sentence() -> None:
     with pytest.raises(acwb.AcwbError, match=r"Cannot swap tensor to a file in .*Set TMPDIR to a folder with room"):
-        launch(_swap_beyond_the_limit)
+        run_in_fresh_process(_swap_beyond_the_limit)
 
 
 def _swap_beyond_the_limit() -> None:
@@ -85,7 +85,7 @@ def _swap_beyond_the_limit() -> None:
     import signal
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    space, block = FileSpace(), torch.zeros(1000)
+    space, block = FileSwapSpace(), torch.zeros(1000)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
@@ -95,7 +95,7 @@ def _swap_beyond_the_limit() -> None:
 
 
 def test_the_process_peak_counts_what_is_touched_since_it_was_reset() -> None:
-    held, given_back = launch(_peaks_around_a_block, 50_000_000)
+    held, given_back = run_in_fresh_process(_peaks_around_a_block, 50_000_000)
     assert 45e6 < held < 60e6
     assert given_back < 20e6
 
@@ -111,7 +111,7 @@ def _peaks_around_a_block(size: int) -> tuple[int, int]:
 
 
 def test_a_cap_on_the_process_bounds_what_is_available_and_what_torch_gets() -> None:
-    available, message = launch(_allocate_under_a_cap, 100 * 2**20)
+    available, message = run_in_fresh_process(_allocate_under_a_cap, 100 * 2**20)
     assert 80 * 2**20 < available <= 100 * 2**20
     assert "can't allocate memory" in message
 

@@ -10,12 +10,12 @@ import acwb
 from acwb.core.schedule import just_in_time
 from acwb.core.simulator import simulate
 from acwb.evaluation.baselines import captured
-from acwb.evaluation.fresh_process import launch
+from acwb.evaluation.fresh_process import run_in_fresh_process
 from acwb.evaluation.memory import allocated_peak_bytes, peaks_of, tensor_peak_bytes
 from acwb.models import adamw, sgd
 from acwb.profiling import devices, process_memory
-from acwb.profiling.instruments import Timed
-from acwb.profiling.process_memory import PLAIN_MEMORY, cap_memory
+from acwb.profiling.instruments import OpTimer
+from acwb.profiling.process_memory import MALLOC_RETURNS_MEMORY, cap_memory
 from acwb.subject import Subject
 from support.bitwise import differences, snapshot
 from support.tiny_models import MAKERS, OPTIMIZERS
@@ -58,8 +58,8 @@ def test_a_profile_that_is_interrupted_leaves_all_as_it_was(monkeypatch: pytest.
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Timed, "medians", interrupt)
-    monkeypatch.setattr(Timed, "__call__", interrupt)
+    monkeypatch.setattr(OpTimer, "medians", interrupt)
+    monkeypatch.setattr(OpTimer, "__call__", interrupt)
     with pytest.raises(KeyboardInterrupt):
         acwb.profile(step)
     assert differences([before], [snapshot(subject, loss)]) == []
@@ -80,9 +80,9 @@ def test_workspace_is_what_a_kernel_allocates_beyond_its_results() -> None:
     # What the allocator reports for each op alone is its results and its workspace.
     x = torch.randn(1000, 64)
     for name, kernel in {"mm": partial(torch.mm, x, model.weight), "sort": partial(torch.sort, x, dim=0)}.items():
-        with devices.ProcessorMeter() as meter, torch.no_grad(), meter.watch(name):
+        with devices.CpuAllocationMeter() as meter, torch.no_grad(), meter.watch(name):
             kernel()
-        made = sum(step.graph.storage[each].bytes for each in step.graph.ops[step.graph.rank[name]].outputs)
+        made = sum(step.graph.storage[each].bytes for each in step.graph.op(name).outputs)
         assert profile.workspace_bytes[name] == meter.growth()[name] - made
     assert profile.workspace_bytes["sort"] > 0
 
@@ -109,14 +109,14 @@ def test_predicted_peaks_are_the_measured_ones(
     assert timeline.tensor_peak_bytes == tensor_peak_bytes(step)
     total = timeline.peak_bytes - static
     assert total == pytest.approx(allocated_peak_bytes(step) - static, rel=0.01)
-    assert total == pytest.approx(peaks_of(make, captured).process - static, rel=0.02)
+    assert total == pytest.approx(peaks_of(make, captured).process_bytes - static, rel=0.02)
 
 
 def test_the_peak_of_a_small_batch_with_adamw_lies_in_the_optimizer() -> None:
     step = traced(acwb.models.tiny_bert(batch_size=1))
     profile = acwb.profile(step, repeats=1)
     timeline = simulate(profile, just_in_time(step.graph))
-    phase = step.graph.ops[step.graph.rank[timeline.peak_entry.op]].phase
+    phase = step.graph.op(timeline.peak_entry.op).phase
     assert phase is step.graph.ops[profile.peak_rank].phase is acwb.Phase.OPTIMIZER
     assert "in the optimizer phase" in repr(profile)
 
@@ -134,7 +134,7 @@ def assert_profiled_under_a_cap(make: Callable[[], Subject]) -> None:
     """With half of the memory that the step needs, a profile has the same sizes as with all of it."""
     free = acwb.profile(traced(make()), repeats=1)
     need = max(free.graph.live_bytes) - free.graph.static_bytes
-    swapped, growth, sizes, workspaces = launch(_profile_under_a_cap, make, need // 2)
+    swapped, growth, sizes, workspaces = run_in_fresh_process(_profile_under_a_cap, make, need // 2)
     assert swapped
     assert growth < need // 2
     assert sizes == {storage.name: storage.bytes for storage in free.graph.storages}
@@ -172,19 +172,19 @@ def _profile_under_a_cap(make: Callable[[], Subject], size: int) -> tuple[bool, 
 
 def test_an_op_that_fits_nowhere_is_named() -> None:
     with pytest.raises(acwb.AcwbError, match=r"not enough memory for \w+ while profiling .*: use a smaller batch"):
-        launch(_profile_under_a_cap, wide, 20 * 2**20)
+        run_in_fresh_process(_profile_under_a_cap, wide, 20 * 2**20)
 
 
 def test_profiling_needs_hardly_more_memory_than_the_step() -> None:
     make = partial(acwb.models.resnet18, batch_size=8)
-    own, while_profiling = launch(_peak_of_profiling, make, environment=PLAIN_MEMORY)
+    own, while_profiling = run_in_fresh_process(_peak_of_profiling, make, environment=MALLOC_RETURNS_MEMORY)
     assert while_profiling <= 1.1 * own
 
 
 @pytest.mark.slow
 def test_profiling_resnet152_needs_hardly_more_memory_than_the_step() -> None:
     make = partial(acwb.models.resnet152, batch_size=4)
-    own, while_profiling = launch(_peak_of_profiling, make, environment=PLAIN_MEMORY)
+    own, while_profiling = run_in_fresh_process(_peak_of_profiling, make, environment=MALLOC_RETURNS_MEMORY)
     assert while_profiling <= 1.1 * own
 
 

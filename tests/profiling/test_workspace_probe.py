@@ -7,7 +7,7 @@ import torch
 
 import acwb
 from acwb.core.graph import Phase
-from acwb.profiling.workspace_probe import workspaces
+from acwb.profiling.workspace_probe import probe_workspaces
 from acwb.subject import Subject
 from support.bitwise import differences, snapshot
 
@@ -18,11 +18,9 @@ def test_workspaces_are_those_of_a_profile_and_nothing_changes(make: Callable[..
     step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
     profile = acwb.profile(step, repeats=1)
     before = snapshot(subject, torch.zeros(()))
-    own, short = workspaces(step)
+    own, short = probe_workspaces(step)
     ranked = {op.name for op in step.graph.ops if op.phase is not Phase.OPTIMIZER}
     assert own == {name: size for name, size in profile.workspace_bytes.items() if name in ranked}
     assert any(own.values())
-    assert {name: short[name] for name in profile.shortcuts} == {
-        name: size for name, (_, size) in profile.shortcuts.items()
-    }
+    assert {name: short[name] for name in profile.rules} == {name: size for name, (_, size) in profile.rules.items()}
     assert differences([snapshot(subject, torch.zeros(()))], [before]) == []

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import acwb
-from acwb.evaluation.batch_sweep import Point, Side, Sweep
+from acwb.evaluation.batch_sweep import BatchResult, Sweep, SweepPoint
 from acwb.evaluation.memory import Peaks
 from acwb.planning.heuristics import keep_all, recompute_all
 from acwb.results import tables
@@ -15,8 +15,8 @@ GIB = 2**30
 
 def test_a_block_has_a_row_for_each_of_its_ops(step: acwb.TracedStep, profile: acwb.Profile) -> None:
     module = next(op.module for op in step.graph.ops if ".attention" in op.module)
-    before = tables.block(step.graph, module)
-    after = tables.block(acwb.rewrite(step, recompute_all(profile)).graph, module)
+    before = tables.block_rows(step.graph, module)
+    after = tables.block_rows(acwb.rewrite(step, recompute_all(profile)).graph, module)
     assert [row["op"] for row in before] == [
         op.name for op in step.graph.ops if op.module == module or op.module.startswith(f"{module}.")
     ]
@@ -27,14 +27,14 @@ def test_a_block_has_a_row_for_each_of_its_ops(step: acwb.TracedStep, profile: a
 
 def test_a_breakdown_adds_up_to_the_live_bytes_at_the_peak(profile: acwb.Profile) -> None:
     plan = keep_all(profile)
-    rows = tables.breakdown(plan)
+    rows = tables.breakdown_rows(plan)
     assert sum(row["bytes"] for row in rows) == plan.timeline.tensor_bytes[plan.timeline.peak_step]
     assert [row["bytes"] for row in rows] == sorted((row["bytes"] for row in rows), reverse=True)
 
 
 def test_a_trade_off_has_every_plan(profile: acwb.Profile) -> None:
     frontier = acwb.frontier(profile)
-    rows = tables.trade_off(frontier, {"recompute_all": [recompute_all(profile)]})
+    rows = tables.tradeoff_rows(frontier, {"recompute_all": [recompute_all(profile)]})
     assert [row["planner"] for row in rows] == ["frontier"] * len(frontier.points) + ["recompute_all"]
     assert rows[0]["overhead"] == 0
     assert rows[len(frontier.points) - 1]["peak_bytes"] == frontier.floor_bytes
@@ -43,22 +43,22 @@ def test_a_trade_off_has_every_plan(profile: acwb.Profile) -> None:
 def test_bounds_of_a_trade_off_are_below_the_one_for_the_very_budget(profile: acwb.Profile) -> None:
     frontier = acwb.frontier(profile)
     for size in range(frontier.floor_bytes, frontier.baseline_bytes, (frontier.baseline_bytes - 1) // 10):
-        assert 0 <= frontier.least_seconds(size) <= acwb.lower_bound(profile, size)
-    assert frontier.least_seconds(frontier.floor_bytes) == acwb.lower_bound(profile, frontier.floor_bytes) > 0
-    assert frontier.least_seconds(frontier.baseline_bytes) == 0
+        assert 0 <= frontier.lower_bound_seconds(size) <= acwb.lower_bound(profile, size)
+    assert frontier.lower_bound_seconds(frontier.floor_bytes) == acwb.lower_bound(profile, frontier.floor_bytes) > 0
+    assert frontier.lower_bound_seconds(frontier.baseline_bytes) == 0
 
 
 def test_a_summary_says_what_a_plan_saves_and_costs(profile: acwb.Profile) -> None:
-    row = tables.summary("tiny", keep_all(profile))
+    row = tables.summary_row("tiny", keep_all(profile))
     assert (row["peak"], row["peak above static"], row["time"], row["made again"]) == ("+0.0%", "+0.0%", "+0.0%", 0)
     assert row["kept"] == len(profile.graph.activations)
-    lower = tables.summary("tiny", recompute_all(profile))
+    lower = tables.summary_row("tiny", recompute_all(profile))
     assert lower["made again"] > 0
     assert float(lower["time"].rstrip("%")) > 0
 
 
 def test_statistics_of_a_profile_add_up(profile: acwb.Profile) -> None:
-    row = tables.profile_statistics("tiny", profile)
+    row = tables.profile_row("tiny", profile)
     assert sum(row[f"{phase} ops"] for phase in acwb.Phase) == len(profile.graph.ops)
     assert sum(row[f"{phase}, ms"] for phase in acwb.Phase) == pytest.approx(profile.step_seconds * 1e3, abs=0.2)
     parts = [size for key, size in row.items() if key.startswith("of which")]
@@ -69,12 +69,12 @@ def test_statistics_of_a_profile_add_up(profile: acwb.Profile) -> None:
 
 
 def test_a_table_of_batches_says_what_was_measured_and_what_does_not_fit() -> None:
-    def side(size: int, *seconds: float) -> Side:
-        return Side("", size * GIB, size * GIB, Peaks(GIB, size * GIB, size * GIB, size * GIB), seconds)
+    def side(size: int, *seconds: float) -> BatchResult:
+        return BatchResult("", size * GIB, size * GIB, Peaks(GIB, size * GIB, size * GIB, size * GIB), seconds)
 
-    first = Point(4, "a", 3 * GIB, 0.12, side(4, 1.0, 1.0, 1.0), side(3, 1.1, 1.1, 1.1))
-    large = replace(first, batch_size=8, plain=Side("It does not fit.", 9 * GIB, 9 * GIB))
-    one, two = tables.batch_table(Sweep("tiny", {}, (first, large)))
+    first = SweepPoint(4, "a", 3 * GIB, 0.12, side(4, 1.0, 1.0, 1.0), side(3, 1.1, 1.1, 1.1))
+    large = replace(first, batch_size=8, plain=BatchResult("It does not fit.", 9 * GIB, 9 * GIB))
+    one, two = tables.batch_rows(Sweep("tiny", {}, (first, large)))
     assert one == {
         "model": "tiny",
         "batch": 4,
@@ -91,5 +91,5 @@ def test_a_table_of_batches_says_what_was_measured_and_what_does_not_fit() -> No
     }
     assert (two["peak without a plan, GiB"], two["step without a plan, ms"], two["peak"]) == ("does not fit", "", "")
     assert "time" not in two
-    (floor,) = tables.batch_table(Sweep("tiny", {}, (replace(first, budget_bytes=2 * GIB),)))
+    (floor,) = tables.batch_rows(Sweep("tiny", {}, (replace(first, budget_bytes=2 * GIB),)))
     assert floor["peak"] == "-25.0% (floor)"

@@ -161,9 +161,9 @@ def explored(page: Page, folder: Path) -> list[float]:
     expect(plot).to_contain_text("budget 1.050 GiB")
     expect(figures).not_to_contain_text("above static −0.0%")
     now = figures.inner_text(), said(page)
-    for wrong, told in (("", "The entry is empty"), ("much", "'much' cannot be read"), ("0.1", "No plan fits")):
+    for wrong, message in (("", "The entry is empty"), ("much", "'much' cannot be read"), ("0.1", "No plan fits")):
         typed(explorer, wrong)
-        expect(explorer.locator(".acwb-message")).to_contain_text(told)
+        expect(explorer.locator(".acwb-message")).to_contain_text(message)
         assert (figures.inner_text(), said(page)) == now
 
     entry(explorer, "planner").select_option("mu_two")

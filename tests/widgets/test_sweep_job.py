@@ -9,9 +9,9 @@ import pytest
 import acwb
 from acwb.errors import CancelledError
 from acwb.evaluation.batch_sweep import Sweep
-from acwb.evaluation.fresh_process import cancellable, launch
+from acwb.evaluation.fresh_process import cancellable, run_in_fresh_process
 from acwb.widgets import sweep_job
-from acwb.widgets.sweep_job import Board, State, read_sizes
+from acwb.widgets.sweep_job import JobState, SweepJob, read_sizes
 
 
 class Stage:
@@ -33,40 +33,40 @@ class Stage:
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Board:
-    return Board(tmp_path, 1, {"tiny": acwb.models.tiny_resnet})
+def board(tmp_path: Path) -> SweepJob:
+    return SweepJob(tmp_path, 1, {"tiny": acwb.models.tiny_resnet})
 
 
-def test_points_arrive_and_it_is_done(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage, seen = Stage(monkeypatch), list[tuple[State, int]]()
+def test_points_arrive_and_it_is_done(board: SweepJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, seen = Stage(monkeypatch), list[tuple[JobState, int]]()
     board.observe(lambda each: seen.append((each.state, len(each.sweep.points) if each.sweep else 0)))
-    assert board.state is State.IDLE
+    assert board.state is JobState.IDLE
     board.start("tiny", "2, 4", 0.5)
-    assert board.state is State.RUNNING
+    assert board.state is JobState.RUNNING
     stage.goes_on.release(2)
-    assert board.wait(20) is State.DONE
-    assert seen == [(State.RUNNING, 0), (State.RUNNING, 1), (State.RUNNING, 2), (State.DONE, 2)]
-    assert "Done: 2 batch sizes" in board.told
+    assert board.wait(20) is JobState.DONE
+    assert seen == [(JobState.RUNNING, 0), (JobState.RUNNING, 1), (JobState.RUNNING, 2), (JobState.DONE, 2)]
+    assert "Done: 2 batch sizes" in board.message
 
 
-def test_a_second_start_waits_for_the_first(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_start_waits_for_the_first(board: SweepJob, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch)
     board.start("tiny", "2", 0.5)
     board.start("tiny", "8", 0.5)
     assert board.wanted == (2,)
-    assert "cancel it first" in board.told
+    assert "cancel it first" in board.message
     stage.goes_on.release()
-    assert board.wait(20) is State.DONE
+    assert board.wait(20) is JobState.DONE
 
 
-def test_what_goes_wrong_is_told(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_is_told(board: SweepJob, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch, acwb.AcwbError("The file holds another sweep."))
     board.start("tiny", "2", 0.5)
     stage.goes_on.release()
-    assert board.wait(20) is State.FAILED
-    assert board.told == "The sweep stopped: The file holds another sweep."
+    assert board.wait(20) is JobState.FAILED
+    assert board.message == "The sweep stopped: The file holds another sweep."
     board.cancel()
-    assert board.state is State.FAILED
+    assert board.state is JobState.FAILED
 
 
 @pytest.mark.parametrize(
@@ -79,30 +79,30 @@ def test_what_goes_wrong_is_told(board: Board, monkeypatch: pytest.MonkeyPatch) 
         ("huge", "2", "There is no model 'huge'"),
     ],
 )
-def test_bad_input_is_told_and_nothing_starts(board: Board, name: str, sizes: str, sentence: str) -> None:
+def test_bad_input_is_told_and_nothing_starts(board: SweepJob, name: str, sizes: str, sentence: str) -> None:
     board.start(name, sizes, 0.5)
-    assert sentence in board.told
-    assert board.state is State.IDLE
+    assert sentence in board.message
+    assert board.state is JobState.IDLE
 
 
 def test_sizes_as_people_type_them() -> None:
     assert read_sizes(" 4,8  16;4\n") == (4, 8, 16)
 
 
-def test_cancelling_ends_a_running_measurement_at_once(board: Board) -> None:
+def test_cancelling_ends_a_running_measurement_at_once(board: SweepJob) -> None:
     board.start("tiny", "2, 4", 0.5)
-    assert board.state is State.RUNNING
+    assert board.state is JobState.RUNNING
     board.cancel()
-    assert board.state in (State.CANCELLING, State.CANCELLED)
-    assert board.wait(60) is State.CANCELLED
-    assert "0 of 2 batch sizes are measured and kept" in board.told
+    assert board.state in (JobState.CANCELLING, JobState.CANCELLED)
+    assert board.wait(60) is JobState.CANCELLED
+    assert "0 of 2 batch sizes are measured and kept" in board.message
 
 
 def test_a_process_that_is_cancelled_does_not_outlive_it(tmp_path: Path) -> None:
     stop, sign = threading.Event(), tmp_path / "alive"
     threading.Timer(1.0, stop.set).start()
     with cancellable(stop), pytest.raises(CancelledError):
-        launch(_wait, str(sign))
+        run_in_fresh_process(_wait, str(sign))
     assert not sign.exists()
 
 
