@@ -11,12 +11,13 @@ from acwb.errors import AcwbError, InfeasibleBudgetError
 from acwb.planning.bounds import lower_bound
 from acwb.planning.frontier_search import STARTS, FrontierPoint, descend
 from acwb.planning.pins import NO_PINS, Pins, resolve_pins
-from acwb.planning.plan import LARGEST, Plan
+from acwb.planning.plan import Plan
 from acwb.planning.problem import PlanningProblem
 from acwb.planning.recompute_state import runs_of_sites
 from acwb.units import format_bytes, parse_bytes
 
 BOUNDS = 24  # budgets for which a bound is proved
+MAX_LISTED_STORAGES = 5  # in the message on an infeasible budget
 PROCESS_RESERVE = 400  # one part in so many: 1 to 5 MB beside 1 to 3 GB were measured, for Python, torch and pages
 
 
@@ -98,7 +99,7 @@ class Frontier:
         timeline = self.plan(self.points[-1]).timeline
         op = timeline.peak_entry.op if isinstance(timeline.peak_entry, Run) else ""
         storage = self.problem.graph.storage
-        made = [name for name, _ in timeline.alive_at_peak if storage[name].role not in STATIC][:LARGEST]
+        made = [name for name, _ in timeline.alive_at_peak if storage[name].role not in STATIC][:MAX_LISTED_STORAGES]
         listed = ", ".join(f"{name} ({format_bytes(storage[name].bytes)})" for name in made)
         return InfeasibleBudgetError(
             f"No plan fits in {format_bytes(size)} ({size:,} bytes): the least is {format_bytes(self.floor_bytes)} "

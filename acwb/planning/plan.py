@@ -1,7 +1,7 @@
-"""A plan: a schedule that answers to a budget, with what it costs and why. Decided once, never changed; without torch.
+"""A plan: a schedule for a profiled step with its cost, as an immutable value, without torch.
 
-The schedule is the truth; decisions, tables and reasons are read off it. A plan is saved with the fingerprint of its
-graph, and loaded only for a profile of that very graph, which gives it its timeline again.
+The schedule is the single truth: timeline, decisions, tables and explanations are read off it. A plan is saved with the
+fingerprint of its graph, and loaded only for a profile of that very graph.
 """
 
 import os
@@ -21,18 +21,14 @@ from acwb.core.profile import Profile
 from acwb.core.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut
 from acwb.core.simulator import Timeline, simulate
 from acwb.errors import AcwbError
+from acwb.planning import plan_tables
 from acwb.planning.bounds import lower_bound
-from acwb.planning.problem import PlanningProblem
-from acwb.planning.recompute_state import RecomputeState, sites_of_schedule
+from acwb.planning.explain import explain_kept, explain_recomputed, explain_swapped, find_activation
 from acwb.units import format_bytes, format_seconds
-
-DECISION_FILE = "ac_decisions.csv"
-PLAN_FILE = "checkpoint_plan.csv"
-LARGEST = 5
 
 
 class Decision(StrEnum):
-    """What happens to an activation between the phases."""
+    """What happens to an activation between its forward and its backward use."""
 
     RETAINED = "RETAINED"
     RECOMPUTE = "RECOMPUTE"
@@ -44,9 +40,9 @@ class Plan:
     """A schedule for a profiled step.
 
     Attributes:
-        budget_bytes: the peak that it answers to; None for a planner that knows no budget.
-        claimed_peak_bytes: the planner's own word on its peak; `timeline.peak_bytes` is the exact one.
-        proven_seconds: what the planner proved that no plan for the budget can do in less extra time, if it did.
+        budget_bytes: the limit on the peak; None for a planner without a budget.
+        claimed_peak_bytes: the planner's own estimate of its peak; `timeline.peak_bytes` is the exact one.
+        proven_seconds: a proven lower bound on the extra seconds for this budget, if the planner provides one.
     """
 
     profile: Profile
@@ -58,7 +54,7 @@ class Plan:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """What the plan costs, at every point."""
+        """Memory after every entry of the schedule, and the time of the whole, by exact simulation."""
         return simulate(self.profile, self.schedule)
 
     @property
@@ -68,37 +64,37 @@ class Plan:
 
     @property
     def extra_seconds(self) -> float:
-        """What the plan takes longer than the step without a plan."""
+        """Seconds that the plan adds to the step."""
         return self.timeline.seconds - self.profile.step_seconds
 
     @property
     def overhead(self) -> float:
-        """The same as a fraction of the step: 0.05 is 5 % more time."""
+        """Extra seconds as a fraction of the step without a plan: 0.05 is 5 % more time."""
         return self.extra_seconds / self.profile.step_seconds
 
     @cached_property
     def lower_bound_seconds(self) -> float:
-        """What every plan for the budget (without one: for this peak) takes longer than the step, at least: proved."""
+        """Lower bound on the extra seconds of any plan within the budget (or, without a budget, within this peak)."""
         if self.proven_seconds is not None:
             return self.proven_seconds
         return lower_bound(self.profile, self.timeline.peak_bytes if self.budget_bytes is None else self.budget_bytes)
 
     @cached_property
     def decisions(self) -> Mapping[str, Decision]:
-        """What happens to each activation."""
-        again = {storage for run in self._again for storage in self._made(run)}
+        """Whether each activation is kept, recomputed or swapped, by storage name."""
+        recomputed = {storage for run in self._recomputations for storage in self._made(run)}
         swapped = {entry.storage for entry in self.schedule.entries if isinstance(entry, SwapOut)}
         return {
             activation.name: Decision.SWAP
             if activation.name in swapped
             else Decision.RECOMPUTE
-            if activation.name in again and not self._survives(activation)
+            if activation.name in recomputed and not self._survives(activation)
             else Decision.RETAINED
             for activation in self.profile.graph.activations
         }
 
     @cached_property
-    def _again(self) -> tuple[Run, ...]:
+    def _recomputations(self) -> tuple[Run, ...]:
         return tuple(entry for entry in self.schedule.entries if isinstance(entry, Run) and entry.copy)
 
     def _made(self, run: Run) -> tuple[str, ...]:
@@ -106,62 +102,41 @@ class Plan:
         return op.outputs[:1] if run.by_rule else op.outputs
 
     def _survives(self, activation: Activation) -> bool:
-        """Whether the first copy of an activation is there until it is first read in the backward phase."""
+        """Whether the first copy of an activation lives until its first use in the backward phase."""
         return self._freed.get(activation.name, len(self.schedule)) > self._positions[activation.first_backward_rank]
 
     @cached_property
     def _freed(self) -> dict[str, int]:
-        """Where the first copy of each storage is given up."""
+        """The position at which the first copy of each storage is freed or swapped out."""
         entries = enumerate(self.schedule.entries)
-        return {entry.storage: at for at, entry in entries if isinstance(entry, (Free, SwapOut)) and not entry.copy}
+        return {
+            entry.storage: position
+            for position, entry in entries
+            if isinstance(entry, (Free, SwapOut)) and not entry.copy
+        }
 
     @cached_property
     def _positions(self) -> list[int]:
-        """Where each op of the step runs, by rank."""
-        return [at for at, entry in enumerate(self.schedule.entries) if isinstance(entry, Run) and not entry.copy]
+        """The position at which each op of the step first runs, by rank."""
+        return [
+            position
+            for position, entry in enumerate(self.schedule.entries)
+            if isinstance(entry, Run) and not entry.copy
+        ]
 
     def why(self, name: str) -> str:
-        """Why an activation is kept or dropped, what it holds and costs, and what changes if it were the other way.
+        """Explain why an activation is kept or dropped: its size, its cost, and what the opposite would change.
 
         Args:
             name: the activation, or the op that makes it.
         """
-        activation = self._activation(name)
+        activation = find_activation(self.profile.graph, name)
         decision = self.decisions[activation.name]
-        where = f", {activation.module}" if activation.module else ""
-        about = f"{activation.name} ({format_bytes(activation.bytes)}{where})"
         if decision is Decision.SWAP:
-            return f"{about} is swapped out between the phases."
-        problem = PlanningProblem(self.profile)
-        state = RecomputeState(problem)
-        state.load(sites_of_schedule(problem, self.schedule))
-        each, seconds, (_, peak) = problem.names.index(activation.name), state.seconds, state.peak()
-        ops = self.profile.graph.ops
+            return explain_swapped(activation)
         if decision is Decision.RETAINED:
-            chain = state.chain(each, activation.first_backward_rank)
-            state.apply(chain)
-            return (
-                f"{about} is kept, unused for {format_seconds(self.profile.inactive_seconds(activation))}: to make it "
-                f"again would run {_ops(len(chain.added))} in {format_seconds(state.seconds - seconds)}, and the peak "
-                f"would {_compare_peaks(state.peak()[1], peak)}."
-            )
-        maker = problem.maker[each]
-        places = {rank: op for rank, chain in state.chains.items() for op in chain if op % problem.count == maker}
-        for rank, op in places.items():
-            state.restore(rank, op, 2 * peak + activation.bytes)  # whatever it takes
-        kept, saved = state.peak()[1], seconds - state.seconds
-        over = self.budget_bytes is not None and kept > self.budget_bytes
-        return (
-            f"{about} is dropped after {ops[activation.last_forward_rank].name} and made again before "
-            f"{' and '.join(ops[rank].name for rank in places)}: kept instead, it would save {format_seconds(saved)}, "
-            f"and the peak would {_compare_peaks(kept, peak)}{', over the budget' if over else ''}."
-        )
-
-    def _activation(self, name: str) -> Activation:
-        for activation in self.profile.graph.activations:
-            if name in (activation.name, activation.op):
-                return activation
-        raise AcwbError(f"{name!r} is not an activation of this step: profile.activations lists them.")
+            return explain_kept(self.profile, self.schedule, activation)
+        return explain_recomputed(self.profile, self.schedule, activation, self.budget_bytes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON, bound to its graph; the file appears whole or not at all."""
@@ -198,142 +173,71 @@ class Plan:
         return plan
 
     def to_csv(self, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
-        """Write the decisions and the plan op by op into `folder`, both or neither, and return where they are."""
-        decisions, plan = Path(folder) / DECISION_FILE, Path(folder) / PLAN_FILE
-        files.write_frames({decisions: self.decisions_frame, plan: self.ops_frame})
-        return decisions, plan
-
-    @cached_property
-    def decisions_frame(self) -> "pandas.DataFrame":
-        """A row for each activation."""
-        import pandas
-
-        return pandas.DataFrame(
-            [
-                {
-                    "activation_name": each.name,
-                    "decision": str(self.decisions[each.name]),
-                    "median_mem_size_bytes": each.bytes,
-                    "recomp_time_s": self.profile.recompute_seconds(each),
-                    "creation_rank": each.creation_rank,
-                    "first_bw_use_rank": each.first_backward_rank,
-                }
-                for each in self.profile.graph.activations
-            ]
-        )
+        """Write decisions and ops as two CSV files into `folder`, both or neither, and return their paths."""
+        return plan_tables.write_csv(folder, self.decisions_frame, self.ops_frame)
 
     @cached_property
     def clock(self) -> tuple[float, ...]:
-        """When each entry of the schedule begins, in seconds from the step's start; only runs and stalls take time."""
-        starts, now = [], 0.0
-        for entry in self.schedule.entries:
-            starts.append(now)
-            if isinstance(entry, Run):
-                now += self.profile.rules[entry.op][0] if entry.by_rule else self.profile.seconds[entry.op]
-            elif isinstance(entry, SwapIn):
-                now += entry.stall
-        return tuple(starts)
+        """When each entry of the schedule starts, in seconds from the start of the step."""
+        return plan_tables.start_times(self.profile, self.schedule)
 
     @cached_property
-    def timeline_frame(self) -> "pandas.DataFrame":
-        """A row for each run: when it begins, which copy it is, and the bytes of each role while it runs."""
-        import pandas
-
-        timeline, graph = self.timeline, self.profile.graph
-        runs = [(at, entry) for at, entry in enumerate(self.schedule.entries) if isinstance(entry, Run)]
-        phases: list[str] = []
-        for _, run in reversed(runs):  # what runs again belongs to the op that it runs before
-            own = graph.op(run.op).phase
-            phases.append(str(own) if not run.copy or not phases else phases[-1])
-        columns: dict[str, list[Any]] = {
-            "start_ms": [self.clock[at] * 1e3 for at, _ in runs],
-            "op": [run.op for _, run in runs],
-            "copy": [run.copy for _, run in runs],
-            "phase": phases[::-1],
-        }
-        for role, sizes in timeline.by_role.items():
-            columns[bytes_column(role)] = [sizes[at] for at, _ in runs]
-        columns[bytes_column("workspace")] = [timeline.total_bytes[at] - timeline.tensor_bytes[at] for at, _ in runs]
-        columns["total_bytes"] = [timeline.total_bytes[at] for at, _ in runs]
-        return pandas.DataFrame(columns)
-
-    @property
-    def peak_row(self) -> "pandas.Series[Any]":
-        """The row of that problem at which the peak stands."""
-        return self.timeline_frame.iloc[int(self.timeline_frame["total_bytes"].to_numpy().argmax())]
+    def decisions_frame(self) -> "pandas.DataFrame":
+        """One row per activation: its decision, size and recomputation time."""
+        return plan_tables.decisions_frame(self.profile, self.decisions)
 
     @cached_property
     def ops_frame(self) -> "pandas.DataFrame":
-        """A row for each op: what runs again before it, and what is given up, moved out or brought back around it."""
-        import pandas
+        """One row per op: what is recomputed before it, and what is freed, swapped out or swapped in around it."""
+        return plan_tables.ops_frame(self.profile, self.schedule, self.timeline)
 
-        rows: list[dict[str, Any]] = []
-        nodes = self.profile.nodes.to_dict("records")
-        before: list[str] = []
-        fetched: list[str] = []
-        for at, entry in enumerate(self.schedule.entries):
-            if isinstance(entry, Run) and entry.copy:
-                before.append(entry.op)
-            elif isinstance(entry, SwapIn):
-                fetched.append(entry.storage)
-            elif isinstance(entry, Run):
-                node = nodes[self.profile.graph.rank[entry.op]]
-                columns = ("rank", "name", "gtype", "run_time_ms")
-                rows.append(
-                    {
-                        **{name: node[name] for name in columns},
-                        "peak_mem_bytes": self.timeline.total_bytes[at],
-                        "active_mem_bytes": node["active_mem_bytes"],
-                        "to_recompute": before,
-                        "to_delete": [],
-                        "to_offload": [],
-                        "to_prefetch": fetched,
-                    }
-                )
-                before, fetched = [], []
-            elif rows:
-                rows[-1]["to_delete" if isinstance(entry, Free) else "to_offload"].append(entry.storage)
-        lists = ("to_recompute", "to_delete", "to_offload", "to_prefetch")
-        return pandas.DataFrame([{**row, **{name: " ".join(row[name]) for name in lists}} for row in rows])
+    @cached_property
+    def timeline_frame(self) -> "pandas.DataFrame":
+        """One row per run: when it starts, which copy it is, and the bytes of each role while it runs."""
+        return plan_tables.timeline_frame(self.profile, self.schedule, self.timeline, self.clock)
 
-    def __repr__(self) -> str:
+    @property
+    def peak_row(self) -> "pandas.Series[Any]":
+        """The row of `timeline_frame` at the peak."""
+        return plan_tables.peak_row(self.timeline_frame)
+
+    def report(self) -> str:
+        """The printed form with the lower bound on the overhead, which takes some linear programs to compute."""
+        return self._describe(self.lower_bound_seconds)
+
+    def __repr__(self) -> str:  # for debuggers and logs, too: it solves nothing
+        is_known = self.proven_seconds is not None or "lower_bound_seconds" in self.__dict__
+        return self._describe(self.lower_bound_seconds if is_known else None)
+
+    def _describe(self, bound_seconds: float | None) -> str:
         timeline, static = self.timeline, self.profile.graph.static_bytes
-        plain = self.profile.peak_bytes
-        saved = 1 - (timeline.peak_bytes - static) / (plain - static)
-        counts = {decision: sum(each is decision for each in self.decisions.values()) for decision in Decision}
+        baseline = self.profile.peak_bytes
+        saved = 1 - (timeline.peak_bytes - static) / (baseline - static)
+        counts = {kind: sum(decision is kind for decision in self.decisions.values()) for kind in Decision}
         budget = f"budget {format_bytes(self.budget_bytes)}, " if self.budget_bytes is not None else ""
-        least = self.lower_bound_seconds / self.profile.step_seconds
-        best = "no plan fits this budget" if isinf(least) else f"no plan for this budget takes less than +{least:.1%}"
         at = timeline.peak_entry.op if isinstance(timeline.peak_entry, Run) else str(timeline.peak_entry)
         lines = [
             f"Plan: {self.planner}, {budget}{'fits' if self.fits else 'DOES NOT FIT'}",
-            f"  peak  {format_bytes(timeline.peak_bytes)} at {at}, without a plan {format_bytes(plain)} "
+            f"  peak  {format_bytes(timeline.peak_bytes)} at {at}, without a plan {format_bytes(baseline)} "
             f"(above static −{saved:.1%})",
             f"  step  {format_seconds(timeline.seconds)}, without a plan {format_seconds(self.profile.step_seconds)} "
-            f"(+{self.overhead:.1%}; {best})",
-            f"  {counts[Decision.RETAINED]:,} activations kept, {counts[Decision.RECOMPUTE]:,} made again in "
-            f"{len(self._again):,} runs" + (f", {counts[Decision.SWAP]:,} swapped" if counts[Decision.SWAP] else ""),
+            f"(+{self.overhead:.1%}{self._describe_bound(bound_seconds)})",
+            f"  {counts[Decision.RETAINED]:,} activations kept, {counts[Decision.RECOMPUTE]:,} recomputed in "
+            f"{len(self._recomputations):,} runs"
+            + (f", {counts[Decision.SWAP]:,} swapped" if counts[Decision.SWAP] else ""),
         ]
         if self.claimed_peak_bytes != timeline.peak_bytes:
             lines.append(f"  the planner claims a peak of {format_bytes(self.claimed_peak_bytes)}")
         return "\n".join(lines)
 
-
-def bytes_column(name: str) -> str:
-    """What the column of a role's bytes is called."""
-    return f"{name.replace(' ', '_')}_bytes"
-
-
-def _ops(count: int) -> str:
-    return "one op" if count == 1 else f"{count} ops"
-
-
-def _compare_peaks(changed: int, now: int) -> str:
-    if changed == now:
-        return f"stay at {format_bytes(now)}"
-    if format_bytes(changed) == format_bytes(now):
-        return f"be {abs(changed - now):,} bytes {'higher' if changed > now else 'lower'}"
-    return f"be {format_bytes(changed)} instead of {format_bytes(now)}"
+    def _describe_bound(self, seconds: float | None) -> str:
+        if seconds is None:
+            return ""
+        return (
+            "; no plan fits this budget"
+            if isinf(seconds)
+            else f"; lower bound +{seconds / self.profile.step_seconds:.1%}"
+        )
 
 
 def _entry_to_json(entry: Entry) -> list[Any]:

@@ -9,7 +9,8 @@ from acwb.core.graph import Phase, Role
 from acwb.core.schedule import Run
 from acwb.evaluation.measurement import Measurement
 from acwb.planning.heuristics import keep_all
-from acwb.planning.plan import Decision, Plan, bytes_column
+from acwb.planning.plan import Decision, Plan
+from acwb.planning.plan_tables import bytes_column
 from acwb.plots.theme import INK, KEPT, PAPER, QUIET, RECOMPUTED, ROLES, WRONG, arrow, in_gib, themed
 from acwb.units import format_bytes
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 import acwb
 from acwb.core.graph import Phase, StepGraph
 from acwb.core.profile import Profile
+from acwb.planning import plan as plan_module
 from acwb.planning.optimal import optimal
 from support.toy_graphs import Line, draw, profiled, steps
 
@@ -161,11 +162,19 @@ def test_the_bound_by_hand() -> None:
         acwb.lower_bound(profile, "abc")
 
 
-def test_a_plan_prints_how_far_it_can_be_from_the_best() -> None:
+def test_the_lower_bound_is_printed_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = profiled(wide())
-    plan = acwb.frontier(profile).at("80%")
-    assert plan.lower_bound_seconds == acwb.lower_bound(profile, "80%")
-    assert f"no plan for this budget takes less than +{plan.lower_bound_seconds / profile.step_seconds:.1%}" in repr(
-        plan
-    )
-    assert acwb.plan(profile, "80%", "optimal").planner == "optimal"
+    plan, proven = acwb.frontier(profile).at("80%"), acwb.plan(profile, "80%", "optimal")
+    assert proven.planner == "optimal"
+
+    def refuse(*_: object) -> float:
+        raise AssertionError("a linear program was solved")
+
+    with monkeypatch.context() as context:
+        context.setattr(plan_module, "lower_bound", refuse)
+        assert "lower bound" not in repr(plan)
+        assert "lower bound" in repr(proven)
+        with pytest.raises(AssertionError, match="a linear program was solved"):
+            plan.report()
+    assert f"; lower bound +{acwb.lower_bound(profile, '80%') / profile.step_seconds:.1%})" in plan.report()
+    assert repr(plan) == plan.report()

@@ -15,10 +15,12 @@ import acwb
 from acwb.core.graph import StepGraph
 from acwb.core.schedule import Run, just_in_time
 from acwb.core.simulator import simulate
+from acwb.planning.explain import compare_peaks
 from acwb.planning.frontier import explore
 from acwb.planning.heuristics import block_of, keep_all, per_block, recompute_all, sqrt_n
 from acwb.planning.mu_two import mu_two
-from acwb.planning.plan import DECISION_FILE, PLAN_FILE, Decision, Plan, _compare_peaks
+from acwb.planning.plan import Decision, Plan
+from acwb.planning.plan_tables import DECISION_FILE, PLAN_FILE
 from acwb.units import parse_bytes
 from support.toy_graphs import Line, draw, profiled, steps
 
@@ -52,7 +54,7 @@ def network(blocks: int = 4) -> StepGraph:
 def real() -> acwb.Profile:
     """A real step with real sizes; every op takes a second, its recompute rule much less."""
     subject = acwb.models.tiny_bert(batch_size=64, sequence_length=64)
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     profile = acwb.profile(step, repeats=1)
     shortcuts = {name: (0.01, workspace) for name, (_, workspace) in profile.rules.items()}
     return dataclasses.replace(profile, seconds=dict.fromkeys(profile.seconds, 1.0), rules=shortcuts)
@@ -63,7 +65,7 @@ def real() -> acwb.Profile:
     [(123, 123), (1e3, 1000), ("1.5GiB", 3 * 2**29), (" 2 MiB ", 2**21), ("3GB", 3 * 10**9), ("60%", 600), ("7B", 7)],
 )
 def test_a_budget_is_read_as_a_person_means_it(budget: int | float | str, size: int) -> None:
-    assert parse_bytes(budget, baseline=1000) == size
+    assert parse_bytes(budget, relative_to=1000) == size
 
 
 @pytest.mark.parametrize(
@@ -201,7 +203,19 @@ def test_bad_pins_and_planners_are_refused(options: dict[str, object], message: 
         acwb.plan(profiled(network()), "100%", **options)  # type: ignore[arg-type]
 
 
-def test_a_reason_for_every_activation() -> None:
+def test_why_says_what_the_opposite_decision_would_change() -> None:
+    plan = acwb.frontier(profiled(network(1))).at(51)  # the plan by hand above
+    assert plan.why("a0") == (
+        "a0 (9.3e-09 GiB, block.0.a) is dropped after b0 and recomputed before ga0: keeping it would save 1,000.0 ms "
+        "and raise the peak from 4.7e-08 to 4.8e-08 GiB, over the budget."
+    )
+    assert plan.why("b0") == (
+        "b0 (9.3e-09 GiB, block.0.b) is kept, idle for 1,000.0 ms: recomputing it would run 2 ops in 2,000.0 ms and "
+        "leave the peak at 4.7e-08 GiB."
+    )
+
+
+def test_why_has_an_answer_for_every_activation() -> None:
     plan = acwb.frontier(profiled(network())).at("70%")
     for name, decision in plan.decisions.items():
         text = plan.why(name)
@@ -230,10 +244,10 @@ def test_a_plan_of_a_real_step_with_shortcuts_goes_to_a_file_and_back(tmp_path: 
         Plan.load(tmp_path / "odd.json", profile)
 
 
-def test_two_peaks_that_read_the_same_are_told_apart() -> None:
-    assert _compare_peaks(2**31, 2**30) == "be 2.000 GiB instead of 1.000 GiB"
-    assert _compare_peaks(2**30 - 1024, 2**30) == "be 1,024 bytes lower"
-    assert _compare_peaks(2**30, 2**30) == "stay at 1.000 GiB"
+def test_two_peaks_that_print_the_same_differ_by_their_bytes() -> None:
+    assert compare_peaks(2**31, 2**30) == "raise the peak from 1.000 to 2.000 GiB"
+    assert compare_peaks(2**30 - 1024, 2**30) == "lower the peak by 1,024 bytes"
+    assert compare_peaks(2**30, 2**30) == "leave the peak at 1.000 GiB"
 
 
 def test_far_down_a_linear_program_shows_the_way() -> None:
@@ -267,8 +281,8 @@ def test_two_tables_of_a_plan(tmp_path: Path) -> None:
 def test_the_report_of_a_plan_and_of_a_frontier() -> None:
     frontier = acwb.frontier(profiled(network()))
     assert "fits" in repr(frontier.at("70%"))
-    assert "made again in" in repr(frontier.at("70%"))
-    assert "no plan fits this budget" in repr(keep_all(frontier.profile, 1))
+    assert "recomputed in" in repr(frontier.at("70%"))
+    assert "no plan fits this budget" in keep_all(frontier.profile, 1).report()
     assert repr(frontier).startswith(f"Frontier: {len(frontier.points)} plans from")
     plain = simulate(frontier.profile, just_in_time(frontier.profile.graph))
     assert frontier.baseline_bytes == plain.peak_bytes
@@ -277,7 +291,7 @@ def test_the_report_of_a_plan_and_of_a_frontier() -> None:
 @pytest.mark.parametrize("batch_size", [4, 6, 8])
 def test_where_the_optimizer_needs_most_nothing_is_kept_for_replays(batch_size: int) -> None:
     subject = acwb.models.tiny_bert(batch_size=batch_size)
-    profile = acwb.profile(acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer), repeats=1)
+    profile = acwb.profile(acwb.trace(subject), repeats=1)
     frontier = acwb.frontier(profile)
     rows = keep_all(profile).timeline_frame
     assert frontier.floor_bytes == rows["total_bytes"][rows["phase"] == "optimizer"].max()

@@ -14,7 +14,8 @@ from acwb.evaluation.comparison import MethodComparison, MethodResult
 from acwb.evaluation.measurement import Measurement, Prediction
 from acwb.evaluation.memory import Peaks
 from acwb.planning.heuristics import keep_all, recompute_all
-from acwb.planning.plan import Decision, Plan, bytes_column
+from acwb.planning.plan import Decision, Plan
+from acwb.planning.plan_tables import bytes_column
 from acwb.plots.theme import ROLES, WORKSPACE, broken
 from acwb.plots.timelines import downsample
 
