@@ -5,6 +5,8 @@ pandas is imported only where a frame is asked for.
 """
 
 import dataclasses
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,6 +100,12 @@ class Profile:
         """The memory that the captured step needs at its peak, storages and workspace."""
         return self.graph.live_bytes[self.peak_rank] + self.workspace_bytes[self.graph.ops[self.peak_rank].name]
 
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the measured times and workspaces, on which plans depend beside the graph."""
+        measured = [sorted(self.seconds.items()), sorted(self.workspace_bytes.items()), sorted(self.rules.items())]
+        return hashlib.sha256(json.dumps(measured).encode()).hexdigest()[:16]
+
     def budget(self, reduction: float) -> int:
         """The budget in bytes that lowers the peak above static by a part of it: 0.5 for half."""
         return self.graph.static_bytes + int((1 - reduction) * (self.peak_bytes - self.graph.static_bytes))
@@ -189,7 +197,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], graph: StepGraph | None = None) -> "Profile":
-        """Read a profile that `save` wrote; with `core.graph`, refuse one that was taken of another graph."""
+        """Read a profile that `save` wrote; with `graph`, refuse one that was taken of another graph."""
         with files.open_saved(path, "Profile") as content:
             found = StepGraph.of(content["graph"])
             profile = cls(

@@ -1,19 +1,22 @@
 """The Pareto frontier of a profiled step: every non-dominated trade-off of peak memory and time, down to the floor."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+from acwb import files
 from acwb.core.graph import Role
 from acwb.core.profile import Profile
 from acwb.core.schedule import Run, with_frees
 from acwb.errors import AcwbError, InfeasibleBudgetError
 from acwb.planning.bounds import lower_bound
-from acwb.planning.frontier_search import STARTS, FrontierPoint, descend
+from acwb.planning.frontier_search import STARTS, FrontierPoint, descend, non_dominated
 from acwb.planning.pins import NO_PINS, Pins, resolve_pins
 from acwb.planning.plan import Plan
 from acwb.planning.problem import PlanningProblem
-from acwb.planning.recompute_state import runs_of_sites
+from acwb.planning.recompute_state import ChangeLog, runs_of_sites
 from acwb.units import format_bytes, parse_bytes
 
 BOUNDS = 24  # budgets for which a bound is proved
@@ -23,19 +26,19 @@ PROCESS_RESERVE = 400  # one part in so many: 1 to 5 MB beside 1 to 3 GB were me
 
 @dataclass(frozen=True, repr=False)
 class Frontier:
-    """The trade-off of a profiled step: points from keeping everything to the floor, none of which another one beats.
+    """The Pareto frontier of a profiled step: non-dominated plans from keeping everything to the minimum feasible peak.
 
     Attributes:
-        points: from the largest peak to the smallest.
+        points: from the largest peak and the least time to the smallest peak (the floor) and the most time.
     """
 
-    problem: PlanningProblem
+    _problem: PlanningProblem
     points: tuple[FrontierPoint, ...]
 
     @property
     def profile(self) -> Profile:
         """What it was made from."""
-        return self.problem.profile
+        return self._problem.profile
 
     @property
     def baseline_bytes(self) -> int:
@@ -76,7 +79,7 @@ class Frontier:
 
     def plan(self, point: FrontierPoint, budget: int | None = None) -> Plan:
         """A point as a plan."""
-        schedule = with_frees(self.problem.graph, runs_of_sites(self.problem, point.log.chains()))
+        schedule = with_frees(self._problem.graph, runs_of_sites(self._problem, point._sites))
         return Plan(self.profile, schedule, "frontier", budget, point.peak_bytes)
 
     def overhead(self, point: FrontierPoint) -> float:
@@ -94,16 +97,52 @@ class Frontier:
         """The extra time that any plan within a budget takes at least: proved for the next larger one of `bounds`."""
         return next((seconds for size, seconds in self.bounds if size >= budget), 0.0)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the frontier as JSON, bound to its profile; the file appears whole or not at all."""
+        pins = self._problem.pins
+        content = {
+            "fingerprint": self.profile.graph.fingerprint,
+            "measurements": self.profile.digest,
+            "keep": sorted(pins.keep),
+            "recompute": sorted(pins.recompute),
+            "points": [
+                {"peak_bytes": point.peak_bytes, "seconds": point.seconds, "recompute_sites": point._sites}
+                for point in self.points
+            ],
+        }
+        files.write_saved(path, "Frontier", content)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], profile: Profile) -> "Frontier":
+        """Read a frontier that `save` wrote, for the profile that it was made for."""
+        with files.open_saved(path, "Frontier") as content:
+            if content["fingerprint"] != profile.graph.fingerprint:
+                raise AcwbError(
+                    f"{path} is a frontier of another graph than that of this profile ({profile.graph.title}, "
+                    f"{', '.join(profile.graph.environment.batch)}): make one of this profile."
+                )
+            if content["measurements"] != profile.digest:
+                raise AcwbError(
+                    f"{path} is a frontier of another profile of this graph, with other times or workspaces: make one "
+                    "of this profile."
+                )
+            pins = Pins(frozenset(content["keep"]), frozenset(content["recompute"]))
+            problem = PlanningProblem(profile, pins)
+            points = tuple(_point_from_json(problem, item) for item in content["points"])
+            if not points or non_dominated(list(points)) != list(points):
+                raise ValueError("its points are not a frontier")
+        return cls(problem, points)
+
     def infeasible(self, size: int) -> InfeasibleBudgetError:
         """What to say of a budget that is below the floor."""
         timeline = self.plan(self.points[-1]).timeline
         op = timeline.peak_entry.op if isinstance(timeline.peak_entry, Run) else ""
-        storage = self.problem.graph.storage
+        storage = self._problem.graph.storage
         made = [name for name, _ in timeline.alive_at_peak if storage[name].role not in STATIC][:MAX_LISTED_STORAGES]
         listed = ", ".join(f"{name} ({format_bytes(storage[name].bytes)})" for name in made)
         return InfeasibleBudgetError(
             f"No plan fits in {format_bytes(size)} ({size:,} bytes): the least is {format_bytes(self.floor_bytes)} "
-            f"({self.floor_bytes:,} bytes), at {op}, where {format_bytes(self.problem.graph.static_bytes)} of "
+            f"({self.floor_bytes:,} bytes), at {op}, where {format_bytes(self._problem.graph.static_bytes)} of "
             f"parameters, inputs and optimizer state stand beside {listed}. Give at least that, or use a smaller "
             "batch.",
             self.floor_bytes,
@@ -112,7 +151,7 @@ class Frontier:
         )
 
     def __repr__(self) -> str:
-        static, baseline = self.problem.graph.static_bytes, self.baseline_bytes
+        static, baseline = self._problem.graph.static_bytes, self.baseline_bytes
         lines = [
             f"Frontier: {len(self.points):,} plans from {format_bytes(baseline)} down to "
             f"{format_bytes(self.floor_bytes)}, of which {format_bytes(static)} are there before the step",
@@ -126,6 +165,14 @@ class Frontier:
                     f"  {-percent:>+14} %  {format_bytes(point.peak_bytes):>12}  {self.overhead(point):>+7.1%}"
                 )
         return "\n".join(lines)
+
+
+def _point_from_json(problem: PlanningProblem, item: dict[str, Any]) -> FrontierPoint:
+    changes = [(rank, tuple(ops), ()) for rank, ops in item["recompute_sites"]]
+    for rank, ops, _ in changes:
+        if not 0 <= rank < problem.count or not all(problem.may_recompute(op) for op in ops):
+            raise ValueError(f"it recomputes {ops} before op {rank}")
+    return FrontierPoint(int(item["peak_bytes"]), float(item["seconds"]), ChangeLog(problem, changes))
 
 
 STATIC = (Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.OPTIMIZER_STATE)

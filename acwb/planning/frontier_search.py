@@ -17,6 +17,7 @@ from acwb.errors import AcwbError
 from acwb.planning.bounds import PeakRelaxation, relax_at_peak
 from acwb.planning.heuristics import per_block, recompute_all, sqrt_n
 from acwb.planning.mu_two import discard_sets
+from acwb.planning.pins import NO_PINS
 from acwb.planning.problem import PlanningProblem
 from acwb.planning.recompute_state import ChangeLog, RecomputeChain, RecomputeSites, RecomputeState, sites_of_schedule
 
@@ -30,11 +31,16 @@ STARTS = 12  # budgets at which the way down begins anew
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """A state on the way down: what it costs, and how it was reached."""
+    """One plan of a frontier: its peak and its time; `Frontier.plan(point)` gives the plan itself."""
 
     peak_bytes: int
     seconds: float
-    log: ChangeLog = field(compare=False, repr=False)
+    _log: ChangeLog = field(compare=False, repr=False)
+
+    @property
+    def _sites(self) -> RecomputeSites:
+        """Which ops are recomputed before which op."""
+        return self._log.chains()
 
 
 def descend(problem: PlanningProblem, starts: int = STARTS) -> list[FrontierPoint]:
@@ -55,7 +61,7 @@ def descend(problem: PlanningProblem, starts: int = STARTS) -> list[FrontierPoin
         points = non_dominated(points + without.points)
     if problem.count > SMALL:
         points = _restarted(problem, points, starts)
-    for chains in _other_plans(problem) if not problem.pins_given else ():
+    for chains in _other_plans(problem) if problem.pins == NO_PINS else ():
         other = _Descent(problem)
         other.start(chains)
         if problem.count <= SMALL or _is_ahead(other.points[0], points):
@@ -104,7 +110,7 @@ def _improved(problem: PlanningProblem, points: list[FrontierPoint]) -> list[Fro
     found = list(points)
     for point in points:
         descent = _Descent(problem)
-        descent.start(point.log.chains())
+        descent.start(point._sites)
         descent.exchange(point.peak_bytes)
         found += descent.points
     return non_dominated(found)

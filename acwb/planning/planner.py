@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable
 
 from acwb.core.profile import Profile
 from acwb.errors import AcwbError
-from acwb.planning.frontier import Frontier, explore
-from acwb.planning.frontier_search import FrontierPoint
+from acwb.planning.frontier import explore
 from acwb.planning.heuristics import keep_all, per_block, recompute_all, sqrt_n
 from acwb.planning.mu_two import mu_two
 from acwb.planning.optimal import optimal
@@ -26,7 +25,7 @@ PLANNERS: dict[str, Callable[[Profile, int], Plan]] = {
 
 def plan(
     profile: Profile,
-    budget: int | float | str | FrontierPoint,
+    budget: int | float | str,
     planner: str = "frontier",
     keep: str | Iterable[str] = (),
     recompute: str | Iterable[str] = (),
@@ -35,7 +34,7 @@ def plan(
 
     Args:
         profile: what `acwb.profile` gave, or a file of it.
-        budget: the peak of the whole step: bytes, "1.5GiB", or "60%" of the peak without a plan; or a frontier's point.
+        budget: the peak of the whole step: bytes, "1.5GiB", or "60%" of the peak without a plan.
         planner: "frontier"; "mu_two", the paper's; "optimal", for small steps; or a habit: "keep_all", "recompute_all",
             "sqrt_n", "per_block".
         keep: activations that are never dropped, by op name, module path or regular expression.
@@ -47,10 +46,6 @@ def plan(
     """
     if planner != "frontier" and planner not in PLANNERS:
         raise AcwbError(f"There is no planner {planner!r}: choose one of frontier, {', '.join(PLANNERS)}.")
-    if isinstance(budget, FrontierPoint):
-        if planner != "frontier" or keep or recompute:
-            raise AcwbError("A frontier's point is a plan already: leave planner, keep and recompute out.")
-        return _plan_of(profile, budget)
     size = parse_bytes(budget, profile.peak_bytes)
     pinned = resolve_pins(profile.graph, keep, recompute)
     if planner == "frontier":
@@ -66,12 +61,3 @@ def plan(
             f"{format_bytes(size)} (it claims {format_bytes(found.claimed_peak_bytes)}): use frontier."
         )
     return found
-
-
-def _plan_of(profile: Profile, point: FrontierPoint) -> Plan:
-    if point.log.problem.profile != profile:
-        raise AcwbError(
-            f"The point with a peak of {format_bytes(point.peak_bytes)} does not belong to this profile: take one of "
-            "acwb.frontier(profile).points."
-        )
-    return Frontier(point.log.problem, (point,)).plan(point)

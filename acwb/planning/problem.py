@@ -18,6 +18,7 @@ class PlanningProblem:
         graph = profile.graph
         self.profile = profile
         self.graph = graph
+        self.pins = pins
         self.count = len(graph.ops)
         self.end = 2 * self.count
         self.names = [storage.name for storage in graph.storages if storage.name in graph.maker]
@@ -47,7 +48,6 @@ class PlanningProblem:
             again[self.maker[each]] and name not in graph.kept and name not in pins.keep
             for each, name in enumerate(self.names)
         ]
-        self.pins_given = bool(pins.keep or pins.recompute)
         self.pinned = frozenset(numbers(pins.recompute))  # must be made again
         first = next((rank for rank, op in enumerate(graph.ops) if op.phase is not Phase.FORWARD), self.count)
         self.boundary = 2 * first  # where the forward phase ends
@@ -66,3 +66,10 @@ class PlanningProblem:
             for rank, op in enumerate(graph.ops)
             if short[rank][0] < self.seconds[rank] and op.name in profile.rules
         }
+
+    def may_recompute(self, op: int) -> bool:
+        """Whether a number stands for an op that may be recomputed, or for a recompute rule that the profile has."""
+        if not 0 <= op < 2 * self.count:
+            return False
+        base = self.graph.ops[op % self.count]
+        return base.recomputable and (op < self.count or base.name in self.profile.rules)

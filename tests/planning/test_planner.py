@@ -114,14 +114,58 @@ def test_a_larger_budget_never_costs_more(graph: StepGraph) -> None:
     assert all(after <= before for before, after in pairwise(seconds))
 
 
-def test_a_point_of_a_frontier_is_a_plan() -> None:
+@pytest.mark.parametrize("pins", [{}, {"keep": "a0", "recompute": "block.2"}])
+def test_a_frontier_goes_to_a_file_and_back(tmp_path: Path, pins: dict[str, str]) -> None:
     profile = profiled(network())
-    frontier = acwb.frontier(profile)
-    assert acwb.plan(profile, frontier.points[1]) == frontier.plan(frontier.points[1])
-    with pytest.raises(acwb.AcwbError, match=r"The point with a peak of .* does not belong to this profile"):
-        acwb.plan(profiled(network(3)), frontier.points[1])
-    with pytest.raises(acwb.AcwbError, match="is a plan already: leave planner, keep and recompute out"):
-        acwb.plan(profile, frontier.points[1], keep="a1")
+    frontier = acwb.frontier(profile, **pins)
+    frontier.save(tmp_path / "frontier.json")
+    loaded = acwb.Frontier.load(tmp_path / "frontier.json", profile)
+    assert loaded.points == frontier.points
+    assert [loaded.plan(point) for point in loaded.points] == [frontier.plan(point) for point in frontier.points]
+    assert loaded.at("70%") == frontier.at("70%")
+    loaded.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_text() == (tmp_path / "frontier.json").read_text()
+
+
+def test_a_frontier_with_recompute_rules_goes_to_a_file_and_back(tmp_path: Path) -> None:
+    frontier = acwb.frontier(real())
+    frontier.save(tmp_path / "frontier.json")
+    loaded = acwb.Frontier.load(tmp_path / "frontier.json", real())
+    plans = [loaded.plan(point) for point in loaded.points]
+    assert plans == [frontier.plan(point) for point in frontier.points]
+    assert any(run.by_rule for plan in plans for run in plan.schedule.entries if isinstance(run, Run))
+
+
+def test_a_frontier_of_another_graph_or_profile_is_refused(tmp_path: Path) -> None:
+    profile = profiled(network())
+    acwb.frontier(profile).save(tmp_path / "frontier.json")
+    with pytest.raises(acwb.AcwbError, match=r"a frontier of another graph .*: make one of this profile"):
+        acwb.Frontier.load(tmp_path / "frontier.json", profiled(network(3)))
+    slower = dataclasses.replace(profile, seconds={**profile.seconds, "a0": 2.0})
+    with pytest.raises(acwb.AcwbError, match="a frontier of another profile of this graph"):
+        acwb.Frontier.load(tmp_path / "frontier.json", slower)
+
+
+def test_a_damaged_file_of_a_frontier_is_refused(tmp_path: Path) -> None:
+    profile = profiled(network())
+    path = tmp_path / "frontier.json"
+    acwb.frontier(profile).save(path)
+    text = path.read_text()
+    content = json.loads(text)
+    first = content["points"][0]
+    damaged = {
+        text[: len(text) // 2]: "not a whole JSON file",
+        text.replace('"kind": "Frontier"', '"kind": "Plan"'): "holds Plan, not a Frontier",
+        text.replace('"points"', '"dots"'): "not a Frontier that this acwb can read",
+        json.dumps({**content, "points": content["points"][::-1]}): "its points are not a frontier",
+        json.dumps({**content, "points": []}): "its points are not a frontier",
+        json.dumps({**content, "points": [{**first, "recompute_sites": [[5, [999]]]}]}): "it recomputes",
+        json.dumps({**content, "points": [{**first, "recompute_sites": [[999, [0]]]}]}): "it recomputes",
+    }
+    for written, message in damaged.items():
+        path.write_text(written)
+        with pytest.raises(acwb.AcwbError, match=message):
+            acwb.Frontier.load(path, profile)
 
 
 def test_the_least_peak_within_an_overhead() -> None:

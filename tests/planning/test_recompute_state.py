@@ -57,7 +57,7 @@ def test_every_point_of_a_frontier_is_exact_and_beaten_by_none(graph: StepGraph)
     points = descend(problem)
     assert points[0].seconds == len(graph.ops)
     for point in points:
-        timeline = simulate(problem.profile, with_frees(graph, runs_of_sites(problem, point.log.chains())))
+        timeline = simulate(problem.profile, with_frees(graph, runs_of_sites(problem, point._sites)))
         assert (timeline.peak_bytes, timeline.seconds) == (point.peak_bytes, point.seconds)
     for larger, smaller in pairwise(points):
         assert larger.peak_bytes > smaller.peak_bytes
