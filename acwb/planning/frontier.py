@@ -12,7 +12,7 @@ from acwb.core.profile import Profile
 from acwb.core.schedule import Run, with_frees
 from acwb.errors import AcwbError, InfeasibleBudgetError
 from acwb.planning.bounds import lower_bound
-from acwb.planning.frontier_search import STARTS, FrontierPoint, descend, non_dominated
+from acwb.planning.frontier_search import DEFAULT_EFFORT, FrontierPoint, SearchEffort, descend, non_dominated
 from acwb.planning.pins import NO_PINS, Pins, resolve_pins
 from acwb.planning.plan import Plan
 from acwb.planning.problem import PlanningProblem
@@ -193,7 +193,7 @@ def frontier(profile: Profile, keep: str | Iterable[str] = (), recompute: str | 
     return explore(profile, resolve_pins(profile.graph, keep, recompute))
 
 
-def explore(profile: Profile, pinned: Pins = NO_PINS, starts: int = STARTS) -> Frontier:
-    """The trade-off with some activations pinned."""
-    problem = PlanningProblem(profile, pinned)
-    return Frontier(problem, tuple(descend(problem, starts)))
+def explore(profile: Profile, pins: Pins = NO_PINS, effort: SearchEffort = DEFAULT_EFFORT) -> Frontier:
+    """The frontier with some activations pinned, and with a given effort."""
+    problem = PlanningProblem(profile, pins)
+    return Frontier(problem, tuple(descend(problem, effort)))

@@ -17,6 +17,7 @@ from acwb.core.schedule import Run, just_in_time
 from acwb.core.simulator import simulate
 from acwb.planning.explain import compare_peaks
 from acwb.planning.frontier import explore
+from acwb.planning.frontier_search import WITHOUT_RESTARTS
 from acwb.planning.heuristics import block_of, keep_all, per_block, recompute_all, sqrt_n
 from acwb.planning.mu_two import mu_two
 from acwb.planning.plan import Decision, Plan
@@ -297,7 +298,7 @@ def test_two_peaks_that_print_the_same_differ_by_their_bytes() -> None:
 def test_far_down_a_linear_program_shows_the_way() -> None:
     (path,) = (Path(__file__).parents[2] / "results" / "full" / "resnet152").glob("profile_*.json")
     profile = acwb.Profile.load(path)
-    alone, guided = explore(profile, starts=0), explore(profile)
+    alone, guided = explore(profile, effort=WITHOUT_RESTARTS), explore(profile)
     for point in alone.points:
         better = guided.point_within(point.peak_bytes)
         assert better is not None
