@@ -1,5 +1,9 @@
 """The errors that acwb raises on purpose: one sentence on what was wrong, with the value, and what to do."""
 
+import sys
+import warnings
+from pathlib import Path
+
 
 class AcwbError(Exception):
     """Base of every error that acwb raises on purpose."""
@@ -63,3 +67,18 @@ class ProcessDiedError(AcwbError):
 
 class CancelledError(AcwbError):
     """A fresh process was ended because somebody asked for it."""
+
+
+def check_count(name: str, count: object) -> None:
+    """Refuse a number of rounds, iterations, repeats or the like that is no whole number of at least 1."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise AcwbError(f"{name} is {count!r}: give a whole number of at least 1.")
+
+
+def warn_user(message: str) -> None:
+    """Warn at the innermost line outside of acwb, however deep inside the package the cause was seen."""
+    package = str(Path(__file__).parent)
+    level = 1
+    while sys._getframe(level).f_code.co_filename.startswith(package) and sys._getframe(level).f_back is not None:
+        level += 1
+    warnings.warn(message, stacklevel=level + 1)

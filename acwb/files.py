@@ -1,6 +1,7 @@
 """Files that appear whole or not at all; JSON ones are stamped with what they hold and in which format version."""
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -8,7 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 if TYPE_CHECKING:
     import pandas
@@ -79,6 +80,35 @@ def _scratch(target: Path, text: str, undo: ExitStack) -> Path:
             f"Cannot write {target}: {error.strerror}. Choose a folder that exists and that you may write to."
         ) from error
     return scratch
+
+
+class Saved:
+    """A frozen dataclass that goes to a JSON file and back, whole.
+
+    Attributes:
+        KIND: the word by which a file says what it holds; it stays, whatever the class is called.
+    """
+
+    KIND: ClassVar[str]
+
+    def content(self) -> dict[str, Any]:
+        """The fields as plain values, for a file."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload,no-any-return]  # every subclass is a dataclass
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Self:
+        """The value that `content` came from."""
+        return cls(**content)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a JSON file; it appears whole or not at all."""
+        write_saved(path, self.KIND, self.content())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a file that `save` wrote."""
+        with open_saved(path, cls.KIND) as content:
+            return cls.of(content)
 
 
 @contextmanager

@@ -11,10 +11,22 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from acwb.errors import AcwbError
-from acwb.subject import Subject
+from acwb import rng
+from acwb.errors import AcwbError, check_count
+from acwb.subject import Subject, SubjectMaker
 
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+# What people call each subject: in titles, tables and messages. The keys are the functions that make them.
+TITLES = {
+    "resnet152": "ResNet-152",
+    "resnet18": "ResNet-18",
+    "tiny_resnet": "tiny ResNet",
+    "bert": "BERT-base",
+    "tiny_bert": "tiny BERT",
+    "encoder": "encoder",
+    "tiny_encoder": "tiny encoder",
+}
 
 
 def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -29,24 +41,24 @@ def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 def resnet152(batch_size: int = 8, image_size: int = 224, optimizer: OptimizerMaker = sgd) -> Subject:
     """Torchvision's ResNet-152 on random images of 1,000 classes."""
-    return _resnet("resnet152", "Bottleneck", [3, 8, 36, 3], batch_size, image_size, 1000, optimizer)
+    return _resnet(TITLES["resnet152"], "Bottleneck", [3, 8, 36, 3], batch_size, image_size, 1000, optimizer)
 
 
 def resnet18(batch_size: int = 8, image_size: int = 224, optimizer: OptimizerMaker = sgd) -> Subject:
     """Torchvision's ResNet-18 on random images of 1,000 classes."""
-    return _resnet("resnet18", "BasicBlock", [2, 2, 2, 2], batch_size, image_size, 1000, optimizer)
+    return _resnet(TITLES["resnet18"], "BasicBlock", [2, 2, 2, 2], batch_size, image_size, 1000, optimizer)
 
 
 def tiny_resnet(batch_size: int = 2, image_size: int = 32, optimizer: OptimizerMaker = sgd) -> Subject:
     """A ResNet with one block per stage, for tests."""
-    return _resnet("tiny_resnet", "BasicBlock", [1, 1, 1, 1], batch_size, image_size, 10, optimizer)
+    return _resnet(TITLES["tiny_resnet"], "BasicBlock", [1, 1, 1, 1], batch_size, image_size, 10, optimizer)
 
 
 def bert(
     batch_size: int = 8, sequence_length: int = 128, dropout: float = 0.1, optimizer: OptimizerMaker = adamw
 ) -> Subject:
     """Transformers' BertForMaskedLM in its base configuration, on random tokens with a padding mask that masks."""
-    return _bert("bert", {}, batch_size, sequence_length, dropout, optimizer)
+    return _bert(TITLES["bert"], {}, batch_size, sequence_length, dropout, optimizer)
 
 
 def tiny_bert(
@@ -60,7 +72,7 @@ def tiny_bert(
         "intermediate_size": 64,
         "vocab_size": 100,
     }
-    return _bert("tiny_bert", sizes, batch_size, sequence_length, dropout, optimizer)
+    return _bert(TITLES["tiny_bert"], sizes, batch_size, sequence_length, dropout, optimizer)
 
 
 def encoder(
@@ -68,7 +80,7 @@ def encoder(
 ) -> Subject:
     """A transformer encoder of 6 layers (width 512, 8 heads, feed-forward 2,048) over 30,000 tokens."""
     model = {"vocabulary": 30_000, "width": 512, "layers": 6, "heads": 8, "feedforward": 2048}
-    return _encoder("encoder", model, batch_size, sequence_length, dropout, optimizer)
+    return _encoder(TITLES["encoder"], model, batch_size, sequence_length, dropout, optimizer)
 
 
 def tiny_encoder(
@@ -76,7 +88,20 @@ def tiny_encoder(
 ) -> Subject:
     """The same encoder with two small layers, for tests."""
     model = {"vocabulary": 100, "width": 32, "layers": 2, "heads": 2, "feedforward": 64}
-    return _encoder("tiny_encoder", model, batch_size, sequence_length, dropout, optimizer)
+    return _encoder(TITLES["tiny_encoder"], model, batch_size, sequence_length, dropout, optimizer)
+
+
+def maker(name: str) -> SubjectMaker:
+    """The function of this module that makes a subject, by its name."""
+    if name not in TITLES:
+        raise AcwbError(f"There is no model {name!r}: choose one of {', '.join(TITLES)}.")
+    found: SubjectMaker = globals()[name]
+    return found
+
+
+def title(name: str) -> str:
+    """What people call a subject; `name` itself where it is none of these."""
+    return TITLES.get(name, name)
 
 
 class EncoderModel(nn.Module):
@@ -116,15 +141,14 @@ def own_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
+    with rng.preserved(torch.device("cpu")):
         torch.manual_seed(0)
         yield
 
 
 def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise AcwbError(f"{name} is {size!r}: give a whole number of at least 1.")
+        check_count(name, size)
 
 
 def _resnet(

@@ -13,14 +13,14 @@ import torch
 
 @contextmanager
 def preserved(device: torch.device) -> Iterator[None]:
-    """Whatever is drawn meanwhile, the random state is as before at the end."""
+    """Restore the random state of `device` at the end."""
     used = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(used, device_type=device.type if used else "cuda"):
         yield
 
 
 def get_state(device: torch.device) -> torch.Tensor:
-    """The state of the generator that ops on `profiling.devices` draw from."""
+    """The state of the generator that ops on `device` draw from."""
     state: torch.Tensor = (
         torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
     )
@@ -28,7 +28,7 @@ def get_state(device: torch.device) -> torch.Tensor:
 
 
 def set_state(device: torch.device, state: torch.Tensor) -> None:
-    """Have the ops on `profiling.devices` draw from a state on."""
+    """Have the ops on `device` draw from `state` on."""
     if device.type == "cpu":
         torch.set_rng_state(state)
     else:

@@ -7,12 +7,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
+
+from acwb._torch import pytree, storage_id
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What `acwb.trace` takes, together: `trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)`."""
+    """A training workload: what `acwb.trace` captures, and what every method of training is compared on.
+
+    Attributes:
+        name: what people call the model in titles and tables: "ResNet-152".
+        batch: a tuple of positional inputs or a dict of keyword inputs.
+        loss_fn: `loss_fn(model, batch)` returns the scalar loss.
+    """
 
     name: str
     model: nn.Module
@@ -21,7 +28,7 @@ class Subject:
     optimizer: torch.optim.Optimizer | None
 
     def eager_step(self) -> torch.Tensor:
-        """One iteration as a plain PyTorch loop does it: what every captured or planned step is compared with."""
+        """One iteration of an ordinary training loop: the reference for every captured or planned step."""
         self.free_gradients()
         loss = self.loss_fn(self.model, self.batch)
         loss.backward()
@@ -30,13 +37,13 @@ class Subject:
         return loss.detach()
 
     def free_gradients(self) -> None:
-        """Give up the gradients, as every iteration does first."""
+        """Free the gradients, as every iteration does first."""
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
         self.model.zero_grad(set_to_none=True)
 
     def twin(self) -> "Subject":
-        """The same tensors and the same optimizer with a model that can be wrapped while this one stays as it is."""
+        """The same tensors and optimizer with a copy of the model's modules, which a method may wrap."""
         shared = {id(tensor): tensor for tensor in (*self.model.parameters(), *self.model.buffers())}
         return replace(self, model=copy.deepcopy(self.model, shared))
 
@@ -51,9 +58,14 @@ class Subject:
 
     @property
     def static_bytes(self) -> int:
-        """Their memory."""
-        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in self.tensors}
+        """Bytes of all tensors that exist before an iteration; views count once."""
+        storages = {storage_id(tensor): tensor.untyped_storage().nbytes() for tensor in self.tensors}
         return sum(storages.values())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the subject is trained: the device of its first tensor."""
+        return next((tensor.device for tensor in self.tensors), torch.device("cpu"))
 
     def __repr__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
@@ -62,5 +74,6 @@ class Subject:
 
 
 Step = Callable[[], torch.Tensor]  # one training iteration; returns the detached loss
-StepBuilder = Callable[[Subject], Step]
+StepBuilder = Callable[[Subject], Step]  # a method of training; it may wrap the subject's model
+SubjectMaker = Callable[..., Subject]  # `maker(batch_size)` makes the subject: `acwb.models.resnet152`
 Action = Callable[[], object]  # anything that is timed or whose memory is measured

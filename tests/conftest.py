@@ -12,7 +12,7 @@ settings.load_profile("acwb")
 @pytest.fixture(scope="module")
 def step() -> acwb.TracedStep:
     subject = acwb.models.tiny_bert(batch_size=32)
-    return acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    return acwb.trace(subject)
 
 
 @pytest.fixture(scope="module")

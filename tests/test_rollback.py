@@ -43,7 +43,7 @@ def interrupt() -> None:
 
 
 def planned(subject: Subject) -> acwb.TracedStep:
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     return acwb.rewrite(step, acwb.plan(acwb.profile(step, repeats=1), ENOUGH, planner="recompute_all"))
 
 

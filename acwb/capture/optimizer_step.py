@@ -15,10 +15,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from acwb._torch import storage_id
+from acwb._torch import DispatchMode, pytree, storage_id
 from acwb.capture.joint_graph import placeholder
 from acwb.core.graph import Phase, Role
 from acwb.errors import CaptureError
@@ -37,7 +35,7 @@ class TrainedParameter:
 def record_optimizer_step(
     graph: fx.Graph, optimizer: torch.optim.Optimizer, parameters: Sequence[TrainedParameter]
 ) -> dict[str, torch.Tensor]:
-    """Append the ops of the optimizer's second step to `core.graph`, and return the constants that they refer to."""
+    """Append the ops of the optimizer's second step to `graph`, and return the constants that they refer to."""
     stand_ins = {id(parameter.tensor): parameter.node.meta["val"].detach() for parameter in parameters}
     nodes: dict[int, fx.Node] = {}
     for parameter in parameters:
@@ -125,7 +123,7 @@ def _add_state(
             )
 
 
-class _Recording(TorchDispatchMode):
+class _Recording(DispatchMode):
     """Appends each op that runs to a graph."""
 
     def __init__(self, graph: fx.Graph, nodes: dict[int, fx.Node]) -> None:

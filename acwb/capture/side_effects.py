@@ -14,8 +14,8 @@ import numpy
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
+from acwb._torch import pytree
 from acwb.capture.eager_parity import patched
 from acwb.errors import CaptureError
 

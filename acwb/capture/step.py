@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from acwb._torch import below_autograd
+from acwb._torch import below_autograd, foreach_copy, storage_id
 from acwb.capture.module_state import ModuleState, check_unchanged
 from acwb.capture.slots import Slot, refuse_hooks
 from acwb.capture.tensor_specs import BatchSpec, TensorSpec
 from acwb.core.graph import Phase, Role, StepGraph
 from acwb.errors import AcwbError, ChangedStepError
 from acwb.rollback import defer_signals, rollback_on_error
+from acwb.subject import Subject
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,7 +71,7 @@ class TracedStep:
                 writing.enter_context(defer_signals())
             if self.updated:
                 with torch.no_grad():
-                    torch._foreach_copy_([inputs[position] for position in self.updated], updates)
+                    foreach_copy([inputs[position] for position in self.updated], updates)
             del updates
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
@@ -80,6 +81,14 @@ class TracedStep:
                 self.optimizer.step()
         result: torch.Tensor = loss
         return result
+
+    @property
+    def subject(self) -> Subject:
+        """The workload that the step was captured from, with the captured batch."""
+        if self.loss_fn is None:
+            raise AcwbError("This step's loss is computed outside of it: use one that acwb.trace gave.")
+        batch = self.batch.with_tensors(self.batch.tensors)
+        return Subject(self.graph.title, self.model, batch, self.loss_fn, self.optimizer)
 
     def free_gradients(self) -> None:
         """Give up the gradients that the last run left, as every run does first."""
@@ -119,7 +128,7 @@ class TracedStep:
             if not hooks:
                 refuse_hooks(slot.name, tensor)
         inputs = self.batch.tensors if batch is None else self.batch.tensors_of(batch)
-        storages = {tensor.untyped_storage()._cdata for tensor in inputs}
+        storages = {storage_id(tensor) for tensor in inputs}
         if len(storages) < len(inputs) and any(position >= len(self.slots) for position in self.updated):
             raise ChangedStepError(
                 "Tensors of the batch share memory, and the step writes into it: pass copies.", "batch"
@@ -127,7 +136,7 @@ class TracedStep:
         return tensors + inputs
 
     def __repr__(self) -> str:
-        return repr(self.graph).replace("StepGraph", "TracedStep", 1)
+        return self.graph.report("TracedStep")
 
 
 def compute_graph(graph: fx.Graph) -> fx.Graph:

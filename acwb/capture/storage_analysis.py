@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
-from acwb._torch import storage_id
+from acwb._torch import pytree, storage_id
 from acwb.capture.recompute_rules import parts_of, rule_of
 from acwb.core.graph import Environment, Op, Phase, Role, StepGraph, Storage
 
@@ -43,9 +42,9 @@ _KEEP_TERMS = {
 _MISDESCRIBED = {aten.mkldnn_rnn_layer.default, aten._embedding_bag.default}
 
 
-def describe_graph(graph: fx.Graph, environment: Environment) -> StepGraph:
+def describe_graph(graph: fx.Graph, environment: Environment, name: str = "") -> StepGraph:
     """The torch-free description of a step's FX graph: same ops, same order, same names."""
-    return _StorageAnalysis(graph).result(environment)
+    return _StorageAnalysis(graph).result(environment, name)
 
 
 class _StorageAnalysis:
@@ -57,7 +56,7 @@ class _StorageAnalysis:
         self.phase_made: dict[str, Phase] = {}
         self.ops: list[Op] = []
 
-    def result(self, environment: Environment) -> StepGraph:
+    def result(self, environment: Environment, name: str) -> StepGraph:
         for node in self.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self._add_existing(node)
@@ -69,11 +68,12 @@ class _StorageAnalysis:
         self._assign_roles({gradient for _, gradient in gradients}, updates, {loss, *others})
         return StepGraph(
             ops=tuple(self.ops),
-            storages=tuple(Storage(name, size, self.role_of[name]) for name, size in self.bytes_of.items()),
+            storages=tuple(Storage(each, size, self.role_of[each]) for each, size in self.bytes_of.items()),
             loss=loss,
             gradients=gradients,
             environment=environment,
-            outputs=tuple(name for name in others if name in self.phase_made),
+            outputs=tuple(each for each in others if each in self.phase_made),
+            name=name,
         )
 
     def _name(self, node: fx.Node) -> str:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from acwb._torch import pytree
 from acwb.errors import AcwbError, ChangedStepError
 
 

@@ -32,6 +32,7 @@ from acwb.capture.storage_analysis import describe_graph
 from acwb.capture.tensor_specs import BatchSpec, TensorSpec
 from acwb.core.graph import Environment, Role
 from acwb.errors import AcwbError, CaptureError
+from acwb.subject import Subject
 
 LossFunction = Callable[[nn.Module, Any], torch.Tensor]
 OutputFunction = Callable[[nn.Module, Any], tuple[torch.Tensor, ...]]
@@ -41,15 +42,15 @@ _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
 def trace(
-    model: nn.Module,
-    batch: object,
+    model: nn.Module | Subject,
+    batch: object = None,
     loss_fn: LossFunction | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> TracedStep:
     """Capture one training iteration of `model` as a graph that can be studied, planned and run.
 
     Args:
-        model: on one device, in the mode (train or eval) that it will be run in.
+        model: on one device, in the mode (train or eval) that it will be run in; or a `Subject`, which brings the rest.
         batch: a tuple of positional inputs or a dict of keyword inputs.
         loss_fn: `loss_fn(model, batch)` gives the scalar loss; by default the model's own output, or its `.loss`.
         optimizer: its `step()` becomes part of the graph, recorded for the steady state (after a first step).
@@ -58,10 +59,16 @@ def trace(
         >>> step = acwb.trace(model, (images, labels), lambda model, batch: cross_entropy(model(batch[0]), batch[1]))
         >>> loss = step.run()
     """
+    name = ""
+    if isinstance(model, Subject):
+        if batch is not None or loss_fn is not None or optimizer is not None:
+            raise AcwbError("trace was given a Subject and more: it brings its own batch, loss_fn and optimizer.")
+        name, batch, loss_fn, optimizer = model.name, model.batch, model.loss_fn, model.optimizer
+        model = model.model
     if not isinstance(model, nn.Module):
         raise AcwbError(f"trace needs an nn.Module, not {type(model).__name__}: pass the model itself.")
-    for slot in slots_of(model):
-        refuse_hooks(slot.name, slot.tensor)
+    if batch is None:
+        raise AcwbError("trace was given no batch: pass a tuple of positional inputs or a dict of keyword inputs.")
     if any(torch.is_autocast_enabled(device) for device in {"cpu", eager_parity.accelerator_type()}):
         raise AcwbError(
             "trace was called inside torch.autocast: enter autocast inside loss_fn, around the model's call."
@@ -73,7 +80,7 @@ def trace(
         validation.check_loss(loss)
         return (loss,)
 
-    return replace(capture(model, batch, call, optimizer), loss_fn=loss_of)
+    return replace(capture(model, batch, call, optimizer, name=name), loss_fn=loss_of)
 
 
 def capture(
@@ -82,14 +89,18 @@ def capture(
     call: OutputFunction,
     optimizer: torch.optim.Optimizer | None,
     external_loss: bool = False,
+    name: str = "",
 ) -> TracedStep:
-    """Capture an iteration that starts with `call(model, batch)`, which gives the loss.
+    """Capture an iteration that starts with `call(model, batch)`, which returns the loss.
 
-    Where it `external_loss`, it gives outputs from which the loss is computed outside; their tangents come from there.
+    With an `external_loss`, it returns outputs; the loss is computed from them outside of the step, and so are
+    their tangents; autograd then calls the hooks on parameters.
     """
     validation.check_modules(model)
     captured = BatchSpec.of(batch)
     slots = slots_of(model)
+    for slot in slots if not external_loss else ():
+        refuse_hooks(slot.name, slot.tensor)
     validation.check_batch(captured, slots)
     if optimizer is not None:
         validation.check_optimizer(optimizer, slots)
@@ -101,7 +112,7 @@ def capture(
         constants |= optimizer_step.record_optimizer_step(assembly.graph, optimizer, _trained_parameters(assembly))
     graph = joint_graph.finish_graph(assembly)
     return TracedStep(
-        graph=describe_graph(graph, _environment(model, captured, optimizer)),
+        graph=describe_graph(graph, _environment(model, captured, optimizer), name),
         fx_graph=graph,
         constants=constants,
         model=model,

@@ -1,7 +1,6 @@
 """Checks what `trace` is given, and refuses in one sentence what cannot become a training step."""
 
 import math
-import warnings
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 from acwb.capture.slots import Slot
 from acwb.capture.tensor_specs import BatchSpec, TensorSpec
 from acwb.core.graph import Role
-from acwb.errors import AcwbError, CaptureError
+from acwb.errors import AcwbError, CaptureError, warn_user
 
 
 def check_modules(model: nn.Module) -> None:
@@ -90,10 +89,9 @@ def check_modes(model: nn.Module) -> None:
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats and not module.training
     ]
     if normalizations:
-        warnings.warn(
+        warn_user(
             f"{len(normalizations)} normalization layers (first: {normalizations[0]}) are in eval mode: the step uses "
-            "their running statistics and does not update them. For ordinary training call model.train() before trace.",
-            stacklevel=4,
+            "their running statistics and does not update them. For ordinary training call model.train() before trace."
         )
 
 

@@ -44,12 +44,12 @@ def eager(subject: Subject) -> Step:
 
 def captured(subject: Subject) -> Step:
     """The captured step, without a plan."""
-    return traced(subject).run
+    return trace(subject).run
 
 
 def planned(subject: Subject, plan: Plan) -> Step:
     """The captured step with a plan."""
-    return rewrite(traced(subject), plan).run
+    return rewrite(trace(subject), plan).run
 
 
 def per_block(subject: Subject, every: int = 1) -> Step:
@@ -134,15 +134,6 @@ def _blocks(subject: Subject) -> list[nn.Module]:
     return blocks
 
 
-def traced(subject: Subject) -> TracedStep:
-    """The subject's step, captured."""
-    return trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
-
-
-def behind(step: TracedStep) -> tuple[Subject, StepBuilder]:
-    """What a step was captured from, and the method that makes such a step of it."""
-    if step.loss_fn is None:
-        raise AcwbError("This step's loss is computed outside of it: use one that acwb.trace gave.")
-    batch = step.batch.with_tensors(step.batch.tensors)
-    subject = Subject(step.graph.environment.model, step.model, batch, step.loss_fn, step.optimizer)
-    return subject, partial(planned, plan=step.plan) if isinstance(step, PlannedStep) else captured
+def builder_of(step: TracedStep) -> StepBuilder:
+    """The method that builds such a step from its subject: captured, or with its plan."""
+    return partial(planned, plan=step.plan) if isinstance(step, PlannedStep) else captured

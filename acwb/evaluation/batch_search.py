@@ -12,19 +12,20 @@ from functools import cached_property, partial
 
 from tqdm.auto import tqdm
 
+from acwb.capture.tracer import trace
 from acwb.core.graph import StepGraph
 from acwb.core.profile import Profile
 from acwb.errors import AcwbError, DoesNotFitError
-from acwb.evaluation.baselines import eager, planned, traced
+from acwb.evaluation.baselines import eager, planned
 from acwb.evaluation.memory_cap import train_within
 from acwb.planning.frontier import Frontier, explore, frontier
+from acwb.planning.frontier_search import WITHOUT_RESTARTS
 from acwb.planning.plan import Plan
 from acwb.profiling.profiler import profile
 from acwb.profiling.workspace_probe import probe_workspaces
-from acwb.subject import Subject
+from acwb.subject import SubjectMaker
 from acwb.units import format_bytes, parse_bytes
 
-MakeSubject = Callable[[int], Subject]
 PROFILED_BATCHES = (2, 4)
 MAX_STEP_FACTOR = 100  # times what is known to fit: how far one guess goes
 RESERVE = 0.005  # of the memory, for what a process holds beside torch's allocator
@@ -62,7 +63,7 @@ class LargestBatch:
 
 
 def largest_batch(
-    make_subject: MakeSubject,
+    make_subject: SubjectMaker,
     memory: int | float | str,
     small: tuple[int, int] = PROFILED_BATCHES,
     confirm: bool = True,
@@ -78,7 +79,7 @@ def largest_batch(
     Example:
         >>> acwb.largest_batch(acwb.models.resnet152, "1.5GiB")
     """
-    size = parse_bytes(memory, 0)
+    size = parse_bytes(memory)
     start = time.perf_counter()
     progress = partial(tqdm, desc="searching", leave=False)
     profiles = [_profile_batch(make_subject, batch) for batch in progress(small)]
@@ -131,7 +132,7 @@ class BatchExtrapolation:
             )
 
     def at(self, batch: int, graph: StepGraph | None = None) -> Profile:
-        """The profile at `batch`; with `core.graph`, that of the captured step, its sizes are those."""
+        """The profile at `batch`; with `graph`, that of the captured step, its sizes are those."""
         sizes = self._bytes
         known = graph or replace(
             self.small_profile.graph,
@@ -179,7 +180,7 @@ class BatchExtrapolation:
         return max(line, left * 0.5 * batch / self.small if batch > self.small else left * 0.5)
 
 
-def _search_exact(make_subject: MakeSubject, scale: BatchExtrapolation, batch: int, usable: int) -> tuple[int, Plan]:
+def _search_exact(make_subject: SubjectMaker, scale: BatchExtrapolation, batch: int, usable: int) -> tuple[int, Plan]:
     """The largest batch that has a plan once its step is captured and its kernels are asked for their workspaces.
 
     What is learned at one batch corrects the guess for the next one, until there is none left between a batch that has
@@ -204,9 +205,9 @@ def _search_exact(make_subject: MakeSubject, scale: BatchExtrapolation, batch: i
             return best
 
 
-def _capture_profile(make_subject: MakeSubject, scale: BatchExtrapolation, batch: int) -> Profile:
+def _capture_profile(make_subject: SubjectMaker, scale: BatchExtrapolation, batch: int) -> Profile:
     """The profile of a batch that is not run: sizes as captured, workspaces of its very kernels, times of the scale."""
-    step = traced(make_subject(batch))
+    step = trace(make_subject(batch))
     scaled = scale.at(batch, step.graph)
     own, short = probe_workspaces(step)
     return replace(
@@ -217,7 +218,7 @@ def _capture_profile(make_subject: MakeSubject, scale: BatchExtrapolation, batch
 
 
 def _confirm(
-    make_subject: MakeSubject, scale: BatchExtrapolation, batch: int, plan: Plan, size: int, usable: int
+    make_subject: SubjectMaker, scale: BatchExtrapolation, batch: int, plan: Plan, size: int, usable: int
 ) -> tuple[int, Plan]:
     """The batch and its plan, once it was trained within `size`; where it did not fit, a smaller one."""
     while True:
@@ -232,15 +233,15 @@ def _confirm(
             return batch, plan
 
 
-def _profile_batch(make_subject: MakeSubject, batch: int) -> Profile:
-    return profile(traced(make_subject(batch)), repeats=1)
+def _profile_batch(make_subject: SubjectMaker, batch: int) -> Profile:
+    return profile(trace(make_subject(batch)), repeats=1)
 
 
 def _floor(scale: BatchExtrapolation, batch: int) -> int:
-    return explore(scale.at(batch), starts=0).floor_bytes
+    return explore(scale.at(batch), effort=WITHOUT_RESTARTS).floor_bytes
 
 
-def _confirm_eager(make_subject: MakeSubject, batch: int, size: int) -> int:
+def _confirm_eager(make_subject: SubjectMaker, batch: int, size: int) -> int:
     """The largest batch that plain PyTorch trains within `size`, beginning with a guess."""
     outcomes = {0: True}
     candidate = max(1, batch)
@@ -253,7 +254,7 @@ def _confirm_eager(make_subject: MakeSubject, batch: int, size: int) -> int:
         candidate += 1 if outcomes[candidate] else -1
 
 
-def _fits(make_subject: MakeSubject, batch: int, size: int) -> bool:
+def _fits(make_subject: SubjectMaker, batch: int, size: int) -> bool:
     try:
         train_within(partial(make_subject, batch), eager, size)
     except DoesNotFitError:

@@ -6,8 +6,8 @@ that was interrupted goes on where it stopped. A batch size that does not fit is
 
 import os
 import statistics
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,24 +17,47 @@ from tqdm.auto import tqdm
 
 if TYPE_CHECKING:
     import pandas
-from acwb import files
-from acwb.errors import AcwbError, DoesNotFitError, InfeasibleBudgetError
-from acwb.evaluation.baselines import eager, planned, traced
+from acwb import files, models
+from acwb.capture.tracer import trace
+from acwb.errors import AcwbError, DoesNotFitError, InfeasibleBudgetError, check_count
+from acwb.evaluation.baselines import eager, planned
 from acwb.evaluation.fresh_process import run_in_fresh_process
 from acwb.evaluation.measurement import ROUNDS, seconds_of
 from acwb.evaluation.memory import Peaks, peaks_of_each
 from acwb.evaluation.memory_cap import train_within
 from acwb.evaluation.timing import Ratio, ratio
+from acwb.files import Saved
 from acwb.planning.frontier import frontier
 from acwb.planning.heuristics import keep_all
 from acwb.planning.plan import Plan
 from acwb.profiling.devices import available_bytes
 from acwb.profiling.profiler import profile
-from acwb.subject import StepBuilder, Subject
+from acwb.subject import StepBuilder, Subject, SubjectMaker
 from acwb.units import format_bytes, format_seconds, parse_bytes
 
-MakeSubject = Callable[[int], Subject]
-KIND = "Sweep"
+ANY_PEAK = 1 << 60  # bytes: stands for the peak of a step that is not profiled yet
+
+
+@dataclass(frozen=True)
+class SweepSettings:
+    """What all points of a sweep have in common; a file is continued only with the same settings.
+
+    Attributes:
+        budget: for every batch size, as `acwb.plan` takes it; None where a reduction is given.
+        reduction: fraction by which the peak above static is to be lowered.
+        memory_bytes: hard cap under which each batch size is tried first; None without one.
+        rounds: how often the steps with and without a plan are timed in turn.
+        repeats: how often the profiler times each op.
+        or_floor: whether the plan with the lowest peak is taken where none fits the budget.
+    """
+
+    budget: int | float | str | None
+    reduction: float | None
+    memory_bytes: int | None
+    rounds: int
+    repeats: int
+    torch: str
+    or_floor: bool
 
 
 @dataclass(frozen=True)
@@ -72,15 +95,15 @@ class SweepPoint:
     fingerprint: str
     budget_bytes: int
     predicted_overhead: float | None
-    plain: BatchResult
+    eager: BatchResult
     planned: BatchResult
 
     @property
     def time(self) -> Ratio | None:
         """The time with the plan relative to plain PyTorch's; None where one of them was not run."""
-        if not self.plain.seconds or not self.planned.seconds:
+        if not self.eager.seconds or not self.planned.seconds:
             return None
-        return ratio(list(self.planned.seconds), list(self.plain.seconds))
+        return ratio(list(self.planned.seconds), list(self.eager.seconds))
 
     @property
     def at_floor(self) -> bool:
@@ -90,19 +113,20 @@ class SweepPoint:
     @property
     def saved(self) -> float | None:
         """The part of the process's peak that the plan saves; None where one of them was not run."""
-        if self.plain.peaks is None or self.planned.peaks is None:
+        if self.eager.peaks is None or self.planned.peaks is None:
             return None
-        return 1 - self.planned.peaks.process_bytes / self.plain.peaks.process_bytes
+        return 1 - self.planned.peaks.process_bytes / self.eager.peaks.process_bytes
 
     @classmethod
     def read(cls, content: dict[str, Any]) -> "SweepPoint":
         """From what a file holds."""
-        sides = {side: BatchResult.read(content[side]) for side in ("plain", "planned")}
-        return cls(**{**content, **sides})
+        known = {"eager" if name == "plain" else name: value for name, value in content.items()}  # in older files
+        sides = {side: BatchResult.read(known[side]) for side in ("eager", "planned")}
+        return cls(**{**known, **sides})
 
 
 @dataclass(frozen=True, repr=False)
-class Sweep:
+class Sweep(Saved):
     """Batch sizes of a subject with and without a plan.
 
     Attributes:
@@ -111,8 +135,10 @@ class Sweep:
         points: one for each batch size.
     """
 
+    KIND = "Sweep"
+
     subject: str
-    settings: dict[str, Any]
+    settings: SweepSettings
     points: tuple[SweepPoint, ...]
 
     @property
@@ -122,16 +148,11 @@ class Sweep:
 
         return pandas.DataFrame([_row(point) for point in self.points])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a JSON file."""
-        files.write_saved(path, KIND, asdict(self))
-
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Sweep":
-        """Read back what `save` wrote."""
-        with files.open_saved(path, KIND) as content:
-            points = tuple(SweepPoint.read(point) for point in content["points"])
-            return cls(content["subject"], content["settings"], points)
+    def of(cls, content: Mapping[str, Any]) -> "Sweep":
+        """The sweep that a file holds; older ones call the subject by the function that makes it."""
+        points = tuple(SweepPoint.read(point) for point in content["points"])
+        return cls(models.title(content["subject"]), SweepSettings(**content["settings"]), points)
 
     def __repr__(self) -> str:
         lines = [
@@ -141,16 +162,16 @@ class Sweep:
         return "\n".join([*lines, *(_line(point) for point in self.points)])
 
 
-def _describe_settings(settings: dict[str, Any]) -> str:
-    if settings["reduction"] is not None:
-        wanted = f"peak above static reduced by {settings['reduction']:.0%}"
+def _describe_settings(settings: SweepSettings) -> str:
+    if settings.reduction is not None:
+        wanted = f"peak above static reduced by {settings.reduction:.0%}"
     else:
-        wanted = f"budget {settings['budget']}"
-    return wanted + (f", within {format_bytes(settings['memory_bytes'])}" if settings["memory_bytes"] else "")
+        wanted = f"budget {settings.budget}"
+    return wanted + (f", within {format_bytes(settings.memory_bytes)}" if settings.memory_bytes else "")
 
 
 def _line(point: SweepPoint) -> str:
-    sides = point.plain, point.planned
+    sides = point.eager, point.planned
     peaks = [format_bytes(side.peaks.process_bytes) if side.peaks else "does not fit" for side in sides]
     times = [format_seconds(statistics.median(side.seconds)) if side.seconds else "–" for side in sides]
     saved = f"{-point.saved:+.1%}" if point.saved is not None else ""
@@ -164,7 +185,7 @@ def _line(point: SweepPoint) -> str:
 
 def _row(point: SweepPoint) -> dict[str, Any]:
     row: dict[str, Any] = {"batch_size": point.batch_size, "budget_bytes": point.budget_bytes}
-    for name, side in (("plain", point.plain), ("planned", point.planned)):
+    for name, side in (("eager", point.eager), ("planned", point.planned)):
         row[f"{name}_problem"] = side.problem
         row[f"{name}_predicted_tensor_bytes"] = side.predicted_tensor_bytes
         row[f"{name}_predicted_bytes"] = side.predicted_bytes
@@ -177,7 +198,7 @@ def _row(point: SweepPoint) -> dict[str, Any]:
 
 
 def sweep(
-    subject: MakeSubject,
+    subject: SubjectMaker,
     batch_sizes: Iterable[int],
     budget: int | float | str | None = None,
     reduction: float | None = None,
@@ -206,13 +227,17 @@ def sweep(
         >>> acwb.sweep(acwb.models.resnet152, [4, 8, 16], reduction=0.5, path="results/sweep.json")
     """
     sizes = list(batch_sizes)
-    settings = {**_check_settings(sizes, budget, reduction, memory, rounds, repeats), "or_floor": or_floor}
+    _check_sizes(sizes, budget, reduction)
+    check_count("rounds", rounds)
+    check_count("repeats", repeats)
+    memory_bytes = parse_bytes(memory) if memory is not None else None
+    settings = SweepSettings(budget, reduction, memory_bytes, rounds, repeats, torch.__version__, or_floor)
     name = subject(sizes[0]).name
     if path is not None:
         files.make_folder(Path(path).parent)  # before hours of measuring, not after them
     done = {point.batch_size: point for point in _saved_points(path, name, settings)}
     for size in tqdm(sizes, desc=f"sweep of {name}"):
-        if size not in done or done[size].fingerprint != traced(subject(size)).graph.fingerprint:
+        if size not in done or done[size].fingerprint != trace(subject(size)).graph.fingerprint:
             done[size] = _point(subject, size, settings)
             if path is not None:
                 Sweep(name, settings, tuple(done.values())).save(path)
@@ -221,36 +246,19 @@ def sweep(
     return Sweep(name, settings, tuple(done[size] for size in sizes))
 
 
-def _check_settings(
-    sizes: list[int],
-    budget: int | float | str | None,
-    reduction: float | None,
-    memory: int | float | str | None,
-    rounds: int,
-    repeats: int,
-) -> dict[str, Any]:
+def _check_sizes(sizes: list[int], budget: int | float | str | None, reduction: float | None) -> None:
+    """Refuse batch sizes and budgets that cannot be measured, before anything runs."""
     if not sizes or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
         raise AcwbError(f"batch_sizes is {sizes!r}: give whole numbers of at least 1, [4, 8, 16] say.")
     if (budget is None) == (reduction is None):
         raise AcwbError(f"budget is {budget!r} and reduction {reduction!r}: give one of them.")
     if reduction is not None and not (isinstance(reduction, (int, float)) and 0 <= reduction < 1):
         raise AcwbError(f"A reduction of {reduction!r} is not a part of the peak above static: give 0.5 for half.")
-    for name, count in (("rounds", rounds), ("repeats", repeats)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise AcwbError(f"{name} is {count!r}: give a whole number of at least 1.")
     if budget is not None:
-        parse_bytes(budget, 1 << 60)  # refused here if it cannot be read
-    return {
-        "budget": budget,
-        "reduction": reduction,
-        "memory_bytes": parse_bytes(memory, 0) if memory is not None else None,
-        "rounds": rounds,
-        "repeats": repeats,
-        "torch": torch.__version__,
-    }
+        parse_bytes(budget, relative_to=ANY_PEAK)
 
 
-def _saved_points(path: str | os.PathLike[str] | None, name: str, settings: dict[str, Any]) -> Iterator[SweepPoint]:
+def _saved_points(path: str | os.PathLike[str] | None, name: str, settings: SweepSettings) -> Iterator[SweepPoint]:
     """What a file holds of the same sweep."""
     if path is None or not Path(path).exists():
         return
@@ -263,19 +271,19 @@ def _saved_points(path: str | os.PathLike[str] | None, name: str, settings: dict
     yield from earlier.points
 
 
-def _point(make_subject: MakeSubject, batch_size: int, settings: dict[str, Any]) -> SweepPoint:
+def _point(make_subject: SubjectMaker, batch_size: int, settings: SweepSettings) -> SweepPoint:
     make = partial(make_subject, batch_size)
     unplanned, plan, problem = run_in_fresh_process(_plans, make, settings)
-    methods: dict[str, StepBuilder] = {"plain": eager}
-    sides = {"plain": _try_to_fit(make, eager, unplanned, settings), "planned": BatchResult(problem, None, None)}
+    methods: dict[str, StepBuilder] = {"eager": eager}
+    sides = {"eager": _try_to_fit(make, eager, unplanned, settings), "planned": BatchResult(problem, None, None)}
     if plan is not None:
         methods["planned"] = partial(planned, plan=plan)
         sides["planned"] = _try_to_fit(make, methods["planned"], plan, settings)
     running = {name: methods[name] for name, side in sides.items() if not side.problem}
     if running:
         needed = {name: sides[name].predicted_bytes or 0 for name in running}
-        seconds = seconds_of(make, running, settings["rounds"])
-        peaks = peaks_of_each(make, running, needed, torch.device("cpu"))
+        seconds = seconds_of(make, running, settings.rounds)
+        peaks = peaks_of_each(make, running, needed, _device_of(unplanned))
         sides |= {name: replace(sides[name], peaks=peaks[name], seconds=tuple(seconds[name])) for name in running}
     return SweepPoint(
         batch_size,
@@ -286,30 +294,34 @@ def _point(make_subject: MakeSubject, batch_size: int, settings: dict[str, Any])
     )
 
 
-def _plans(make: Callable[[], Subject], settings: dict[str, Any]) -> tuple[Plan, Plan | None, str]:
+def _plans(make: Callable[[], Subject], settings: SweepSettings) -> tuple[Plan, Plan | None, str]:
     """Keeping everything; the plan; or why there is none."""
-    costs = profile(traced(make()), settings["repeats"])
+    costs = profile(trace(make()), settings.repeats)
     unplanned, trade_off = keep_all(costs), frontier(costs)
     try:
         return unplanned, trade_off.at(_budget(unplanned, settings)), ""
     except InfeasibleBudgetError as error:
-        if settings["or_floor"]:
+        if settings.or_floor:
             return unplanned, trade_off.at(trade_off.floor_bytes), ""
         return unplanned, None, str(error)
 
 
-def _budget(unplanned: Plan, settings: dict[str, Any]) -> int:
-    if settings["reduction"] is None:
-        return parse_bytes(settings["budget"], unplanned.profile.peak_bytes)
-    return unplanned.profile.budget(settings["reduction"])
+def _device_of(plan: Plan) -> torch.device:
+    return torch.device(plan.profile.graph.environment.device)
 
 
-def _try_to_fit(make: Callable[[], Subject], method: StepBuilder, plan: Plan, settings: dict[str, Any]) -> BatchResult:
+def _budget(unplanned: Plan, settings: SweepSettings) -> int:
+    if settings.budget is not None:
+        return parse_bytes(settings.budget, unplanned.profile.peak_bytes)
+    return unplanned.profile.budget(settings.reduction or 0.0)
+
+
+def _try_to_fit(make: Callable[[], Subject], method: StepBuilder, plan: Plan, settings: SweepSettings) -> BatchResult:
     """Whether a side can be run at all: under the cap, or else in what this machine has."""
     side = BatchResult("", plan.timeline.tensor_peak_bytes, plan.timeline.peak_bytes)
-    memory = settings["memory_bytes"]
+    memory = settings.memory_bytes
     if memory is None:
-        needs, has = plan.timeline.peak_bytes, available_bytes(torch.device("cpu"))
+        needs, has = plan.timeline.peak_bytes, available_bytes(_device_of(plan))
         problem = (
             f"It needs {format_bytes(needs)}, and this machine has {format_bytes(has)} left." if needs > has else ""
         )

@@ -5,42 +5,40 @@ figures), then its peak is read from torch's allocator, then all take turns for 
 is a plan of ours that needs no more.
 """
 
-import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 
-from acwb import files, models
+from acwb import models
 from acwb.capture.step import TracedStep
+from acwb.capture.tracer import trace
 from acwb.evaluation.baselines import (
     INDUCTOR,
-    behind,
     captured,
     eager,
     memory_budget,
     op_policy,
     per_block,
     sqrt_n,
-    traced,
 )
 from acwb.evaluation.memory import allocated_growth
 from acwb.evaluation.timing import Ratio, interleave, ratio
 from acwb.evaluation.verifier import BUFFER, GRADIENT, compare
 from acwb.execution.rewriter import rewrite
+from acwb.files import Saved
 from acwb.planning.frontier import Frontier, frontier
 from acwb.planning.plan import Plan
 from acwb.profiling.profiler import profile
-from acwb.subject import Step, StepBuilder, Subject
+from acwb.subject import Step, StepBuilder, Subject, SubjectMaker
 from acwb.units import format_bytes
 
 ROUNDS = 11
 EAGER = "eager"
-KIND = "Contest"
 SAME_OVERHEAD = 0.02  # plans whose overheads differ by less than this are one: the smaller one stands for both
 
 ALTERNATIVES: Mapping[str, StepBuilder] = {
@@ -81,13 +79,15 @@ class MethodResult:
 
 
 @dataclass(frozen=True, repr=False)
-class MethodComparison:
+class MethodComparison(Saved):
     """Methods on one subject; the first row is plain PyTorch.
 
     Attributes:
         matching_plans: the plan of ours that needs no more than a method, by the method's name.
         curve: the whole trade-off as predicted: peak in bytes, overhead.
     """
+
+    KIND = "Contest"
 
     subject: str
     batch_size: int
@@ -143,18 +143,18 @@ class MethodComparison:
             }
         return record
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a JSON file."""
-        files.write_saved(path, KIND, asdict(self))
-
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "MethodComparison":
-        """Read back what `save` wrote."""
-        with files.open_saved(path, KIND) as content:
-            rows = tuple(MethodResult(**{**row, "seconds": tuple(row["seconds"])}) for row in content["rows"])
-            fields = {key: content[key] for key in ("subject", "batch_size", "options", "static_bytes")}
-            fields["matching_plans"] = content.get("matching_plans", content.get("rivals"))  # as older files call them
-            return cls(**fields, rows=rows, curve=tuple((size, more) for size, more in content["curve"]))
+    def of(cls, content: Mapping[str, Any]) -> "MethodComparison":
+        """The comparison that a file holds; older ones have other words for the subject and the matching plans."""
+        return cls(
+            subject=models.title(content["subject"]),
+            batch_size=content["batch_size"],
+            options=content["options"],
+            static_bytes=content["static_bytes"],
+            rows=tuple(MethodResult(**{**row, "seconds": tuple(row["seconds"])}) for row in content["rows"]),
+            matching_plans=content.get("matching_plans", content.get("rivals")),
+            curve=tuple((size, more) for size, more in content["curve"]),
+        )
 
     def __repr__(self) -> str:
         whole, before = format_bytes(self.row(EAGER).peak_bytes), format_bytes(self.static_bytes)
@@ -187,37 +187,44 @@ def _describe_errors(row: MethodResult) -> str:
 
 
 def compare_methods(
-    name: str,
+    make: SubjectMaker,
     batch_size: int,
     options: Mapping[str, Any],
-    alternatives: Mapping[str, StepBuilder],
+    methods: Mapping[str, StepBuilder],
     rounds: int,
     repeats: int = 3,
     step: TracedStep | None = None,
 ) -> MethodComparison:
-    """Let methods and our plans compete on a subject; without rounds, only see what goes wrong.
+    """Measure all methods and matching plans on one workload; with rounds=0, only check correctness.
 
-    Where the subject's step is captured already, `step` saves doing that again.
+    Args:
+        make: `make(batch_size=…, **options)` makes the subject.
+        batch_size: of the subject.
+        options: of the subject.
+        methods: what is measured beside eager and our plans, by name.
+        rounds: how often all of them are timed in turn.
+        repeats: how often the profiler times each op for our plans.
+        step: the subject's step, where it is captured already.
     """
-    subject: Subject = behind(step)[0] if step else getattr(models, name)(batch_size=batch_size, **options)
+    subject = step.subject if step else make(batch_size=batch_size, **options)
     steps: dict[str, Step] = {}
     rows: list[MethodResult] = []
-    for label, method in tqdm({EAGER: eager, **alternatives}.items(), desc=f"{name}: each alone"):
+    for label, method in tqdm({EAGER: eager, **methods}.items(), desc=f"{subject.name}: each alone"):
         steps[label], row = _measure_method(label, subject, method)
         rows.append(row)
-    static = subject.static_bytes
+    static, options = subject.static_bytes, dict(options)
     if not rounds:
-        return MethodComparison(name, batch_size, dict(options), static, tuple(rows), {}, ())
-    step = step or traced(subject.twin())
+        return MethodComparison(subject.name, batch_size, options, static, tuple(rows), {}, ())
+    step = step or trace(subject.twin())
     trade_off = frontier(profile(step, repeats))
-    plans, matching_plans = _matching_plans(trade_off, rows)
-    for label, plan in tqdm(plans.items(), desc=f"{name}: plans"):
+    plans, matching = _matching_plans(trade_off, rows)
+    for label, plan in tqdm(plans.items(), desc=f"{subject.name}: plans"):
         steps[label], row = _measure_method(label, subject, partial(_planned_step, step, plan))
         rows.append(replace(row, predicted_overhead=plan.overhead))
     seconds = interleave(steps, rounds, warm_up=False)
     timed = (replace(row, seconds=tuple(seconds[row.name])) for row in rows)
     curve = tuple((point.peak_bytes, trade_off.overhead(point)) for point in trade_off.points)
-    return MethodComparison(name, batch_size, dict(options), static, tuple(timed), matching_plans, curve)
+    return MethodComparison(subject.name, batch_size, options, static, tuple(timed), matching, curve)
 
 
 def _measure_method(label: str, subject: Subject, method: StepBuilder) -> tuple[Step, MethodResult]:
@@ -230,7 +237,7 @@ def _measure_method(label: str, subject: Subject, method: StepBuilder) -> tuple[
 
     def metered() -> torch.Tensor:
         losses: list[torch.Tensor] = []
-        growth.append(allocated_growth(lambda: losses.append(step()), torch.device("cpu")))
+        growth.append(allocated_growth(lambda: losses.append(step()), subject.device))
         return losses[0]
 
     subject.free_gradients()

@@ -5,25 +5,24 @@ this process is not touched.
 """
 
 import copy
-import os
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tqdm.auto import tqdm
 
-from acwb import files
 from acwb.capture.step import TracedStep
 from acwb.core.profile import Profile
-from acwb.errors import AcwbError
-from acwb.evaluation.baselines import behind, eager
+from acwb.errors import AcwbError, check_count
+from acwb.evaluation.baselines import builder_of, eager
 from acwb.evaluation.fresh_process import run_in_fresh_process
 from acwb.evaluation.memory import Peaks, peaks_of_each
 from acwb.evaluation.memory_cap import train_within
 from acwb.evaluation.timing import Ratio, interleave, ratio
 from acwb.execution.rewriter import PlannedStep
+from acwb.files import Saved
 from acwb.planning.heuristics import keep_all
 from acwb.planning.plan import Plan
 from acwb.subject import Step, StepBuilder, Subject
@@ -53,7 +52,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, repr=False)
-class Measurement:
+class Measurement(Saved):
     """A step as it was measured, beside plain PyTorch and beside what was predicted.
 
     Attributes:
@@ -65,6 +64,8 @@ class Measurement:
         seconds: of the step, round by round.
         eager_seconds: of plain PyTorch in the same rounds.
     """
+
+    KIND = "Measurement"
 
     subject: str
     budget_bytes: int | None
@@ -86,23 +87,18 @@ class Measurement:
             self.budget_bytes is None or max(self.peaks.allocator_bytes, self.peaks.process_bytes) <= self.budget_bytes
         )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a JSON file."""
-        files.write_saved(path, "Measurement", asdict(self))
-
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Measurement":
-        """Read back what `save` wrote."""
-        with files.open_saved(path, "Measurement") as content:
-            return cls(
-                content["subject"],
-                content["budget_bytes"],
-                Prediction.read(content["predicted"]) if content["predicted"] else None,
-                Peaks.of(content["peaks"]),
-                Peaks.of(content["eager_peaks"]),
-                tuple(content["seconds"]),
-                tuple(content["eager_seconds"]),
-            )
+    def of(cls, content: Mapping[str, Any]) -> "Measurement":
+        """The measurement that a file holds."""
+        return cls(
+            content["subject"],
+            content["budget_bytes"],
+            Prediction.read(content["predicted"]) if content["predicted"] else None,
+            Peaks.of(content["peaks"]),
+            Peaks.of(content["eager_peaks"]),
+            tuple(content["seconds"]),
+            tuple(content["eager_seconds"]),
+        )
 
     def __repr__(self) -> str:
         budget = f", budget {format_bytes(self.budget_bytes)}" if self.budget_bytes is not None else ""
@@ -150,18 +146,17 @@ def measure(
     """
     if not isinstance(step, TracedStep):
         raise AcwbError(f"measure takes a step as acwb.trace or acwb.rewrite gives it, not {type(step).__name__}.")
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise AcwbError(f"rounds is {rounds!r}: give a whole number of at least 1.")
+    check_count("rounds", rounds)
     plan = step.plan if isinstance(step, PlannedStep) else keep_all(profile) if profile is not None else None
     if plan is not None and profile is not None and plan.profile.graph.fingerprint != profile.graph.fingerprint:
         raise AcwbError("The profile is of another step: leave it out, a planned step knows its own.")
-    subject, method = behind(step)
+    subject, method = step.subject, builder_of(step)
     make = partial(copy.deepcopy, subject)
     methods = {"step": method, "eager": eager}
     most = plan.profile.peak_bytes if plan else sum(storage.bytes for storage in step.graph.storages)
     with tqdm(total=2, desc="measuring", leave=False) as progress:
         if memory is not None:
-            train_within(make, method, parse_bytes(memory, plan.profile.peak_bytes if plan else 0))
+            train_within(make, method, parse_bytes(memory, plan.profile.peak_bytes if plan else None))
         peaks = peaks_of_each(make, methods, dict.fromkeys(methods, most), step.device)
         progress.update()
         seconds = seconds_of(make, methods, rounds)

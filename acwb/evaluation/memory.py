@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from acwb._torch import DispatchMode, pytree, storage_id
 from acwb.capture.step import TracedStep
 from acwb.evaluation.fresh_process import run_concurrently, run_in_fresh_process
 from acwb.profiling.devices import available_bytes, meter_of
@@ -21,7 +20,7 @@ from acwb.profiling.process_memory import MALLOC_RETURNS_MEMORY, resident_growth
 from acwb.subject import Action, StepBuilder, Subject
 
 
-class LiveBytesMeter(TorchDispatchMode):
+class LiveBytesMeter(DispatchMode):
     """While entered, follows the bytes of all storages that ops make, to the moment when each is freed.
 
     What exists before is not counted, nor is what an op's kernel uses and frees again. `curve` has every op with the
@@ -36,14 +35,14 @@ class LiveBytesMeter(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        existing = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        existing = {storage_id(tensor) for tensor in _tensors((args, kwargs))}
         result = function(*args, **(kwargs or {}))
         for tensor in _tensors(result):
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._known and storage._cdata not in existing:
-                self._known.add(storage._cdata)
+            if storage_id(storage) not in self._known and storage_id(storage) not in existing:
+                self._known.add(storage_id(storage))
                 self.live += storage.nbytes()
-                weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes()).atexit = False
+                weakref.finalize(storage, self._freed, storage_id(storage), storage.nbytes()).atexit = False
         self.peak = max(self.peak, self.live)
         if function.namespace not in ("prim", "profiler"):  # asks for a device, marks a region: nothing is computed
             self.curve.append((str(function), self.live))
@@ -130,7 +129,7 @@ def _measure_peaks(make: Callable[[], Subject], method: StepBuilder, is_compiled
     subject.free_gradients()  # libraries keep buffers from their first calls: the process is read in the third one
     process = resident_growth(step)
     subject.free_gradients()
-    allocator = allocated_growth(step, _device_of(subject))
+    allocator = allocated_growth(step, subject.device)
     return Peaks(static, None if is_compiled else static + live.peak, static + allocator, static + process)
 
 
@@ -140,7 +139,3 @@ def allocated_growth(action: Action, device: torch.device) -> int:
     with meter, meter.watch("step"):
         action()
     return meter.growth()["step"]
-
-
-def _device_of(subject: Subject) -> torch.device:
-    return next(tensor.device for tensor in subject.tensors)

@@ -5,22 +5,13 @@ libraries and the capture hold by then is not part of it, but everything that be
 parameters to workspaces.
 """
 
-import gc
 from collections.abc import Callable
 
 import torch
 
 from acwb.errors import DoesNotFitError, ProcessDiedError
 from acwb.evaluation.fresh_process import run_in_fresh_process
-from acwb.profiling.process_memory import (
-    MALLOC_RETURNS_MEMORY,
-    cap_memory,
-    is_out_of_memory,
-    peak_resident_bytes,
-    reset_peak_resident,
-    resident_bytes,
-    trim_memory,
-)
+from acwb.profiling.process_memory import MALLOC_RETURNS_MEMORY, cap_memory, is_out_of_memory, resident_growth
 from acwb.subject import StepBuilder, Subject
 from acwb.units import format_bytes
 
@@ -51,8 +42,6 @@ def _train(make: Callable[[], Subject], method: StepBuilder, memory: int, iterat
     _warm_up(make, method)
     subject = make()
     step = method(subject)
-    gc.collect()
-    trim_memory()
     left = memory - subject.static_bytes
     if left <= 0:
         raise DoesNotFitError(
@@ -60,16 +49,18 @@ def _train(make: Callable[[], Subject], method: StepBuilder, memory: int, iterat
             f"{format_bytes(memory)}."
         )
     torch.manual_seed(seed)
-    before = resident_bytes()
-    reset_peak_resident()
-    cap_memory(left)
+    losses: list[float] = []
+
+    def train() -> None:
+        cap_memory(left)
+        losses.extend(float(step()) for _ in range(iterations))
+
     try:
-        losses = [float(step()) for _ in range(iterations)]
+        grown = resident_growth(train)
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError) and not is_out_of_memory(error):
             raise
         raise DoesNotFitError(f"The step does not fit in {format_bytes(memory)}: {error}") from error
-    grown = peak_resident_bytes() - before
     if grown > left:
         raise DoesNotFitError(
             f"The step does not fit in {format_bytes(memory)}: beside what existed before it, the process grew by "

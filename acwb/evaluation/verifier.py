@@ -4,23 +4,22 @@ Each iteration runs twice from one state, as the step does it and as a plain loo
 leave behind is compared byte by byte. Then it goes on from what the plain loop left. At the end all is as it was.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
 if TYPE_CHECKING:
     import pandas
-from acwb import files, rng
+from acwb import bitwise, rng
+from acwb._torch import pytree
 from acwb.capture.step import TracedStep
-from acwb.errors import AcwbError
-from acwb.evaluation.baselines import behind
+from acwb.errors import AcwbError, check_count
+from acwb.files import Saved
 from acwb.subject import Step, Subject
 
 LOSS, GRADIENT, PARAMETER, BUFFER = "loss", "gradient", "parameter", "buffer"
@@ -30,8 +29,6 @@ MAX_SHOWN = 5
 
 SnapshotKey = tuple[str, str]  # kind, and which of them
 Snapshot = dict[SnapshotKey, torch.Tensor | None]
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class Difference:
 
 
 @dataclass(frozen=True, repr=False)
-class Verification:
+class Verification(Saved):
     """What was compared, and what was not equal to the bit. It is true where nothing was.
 
     Attributes:
@@ -70,6 +67,8 @@ class Verification:
         gradient_error: the norm of the difference of all gradients together over the norm of plain PyTorch's, in the
             worst iteration. A single gradient that is zero but for rounding (that of a key's bias) says nothing.
     """
+
+    KIND = "Verification"
 
     subject: str
     iterations: int
@@ -98,17 +97,12 @@ class Verification:
         rows = [(kind, count, differing[kind]) for kind, count in self.counts.items()]
         return pandas.DataFrame(rows, columns=["kind", "compared", "differing"])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a JSON file."""
-        files.write_saved(path, "Verification", asdict(self))
-
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Verification":
-        """Read back what `save` wrote."""
-        with files.open_saved(path, "Verification") as content:
-            differences = tuple(Difference(**each) for each in content["differences"])
-            known = {name: content[name] for name in ("subject", "iterations", "counts", "gradient_error")}
-            return cls(**known, differences=differences)
+    def of(cls, content: Mapping[str, Any]) -> "Verification":
+        """The verification that a file holds."""
+        differences = tuple(Difference(**each) for each in content["differences"])
+        known = {name: content[name] for name in ("subject", "iterations", "counts", "gradient_error")}
+        return cls(**known, differences=differences)
 
     def __repr__(self) -> str:
         title = "equal to plain PyTorch, to the bit" if self.equal else "NOT equal to plain PyTorch"
@@ -133,10 +127,8 @@ def verify(step: TracedStep, iterations: int = 3) -> Verification:
     """
     if not isinstance(step, TracedStep):
         raise AcwbError(f"verify takes a step as acwb.trace or acwb.rewrite gives it, not {type(step).__name__}.")
-    if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
-        raise AcwbError(f"iterations is {iterations!r}: give a whole number of at least 1.")
-    subject, _ = behind(step)
-    return compare(subject, step.run, iterations)
+    check_count("iterations", iterations)
+    return compare(step.subject, step.run, iterations)
 
 
 def compare(subject: Subject, step: Step, iterations: int = 1) -> Verification:
@@ -187,7 +179,7 @@ def _snapshot(subject: Subject, step: Callable[[], torch.Tensor]) -> Snapshot:
         for owner, values in subject.optimizer.state.items():
             for key, value in values.items():
                 found[STATE, f"{key} of {names.get(id(owner), 'a parameter')}"] = _as_tensor(value)
-    found[RANDOM, ""] = rng.get_state(_device(subject))
+    found[RANDOM, ""] = rng.get_state(subject.device)
     for path, leaf in pytree.tree_leaves_with_path(subject.batch):
         if isinstance(leaf, torch.Tensor):
             found[INPUT, pytree.keystr(path)] = leaf
@@ -202,16 +194,12 @@ def _copy(value: torch.Tensor | None) -> torch.Tensor | None:
     return None if value is None else value.detach().clone()
 
 
-def _device(subject: Subject) -> torch.device:
-    return next((tensor.device for tensor in subject.tensors), torch.device("cpu"))
-
-
 @contextmanager
 def _restored(subject: Subject) -> Iterator[None]:
     """At the end, parameters, buffers, batch, optimizer, gradients and random state are as they were."""
     values = [(tensor, tensor.detach().clone()) for tensor in {id(each): each for each in subject.tensors}.values()]
     gradients = [(parameter, parameter.grad) for parameter in subject.model.parameters()]
-    optimizer, device = subject.optimizer, _device(subject)
+    optimizer, device = subject.optimizer, subject.device
     state = {key: dict(each) for key, each in optimizer.state.items()} if optimizer is not None else {}
     random_state = rng.get_state(device)
     try:
@@ -229,19 +217,7 @@ def _restored(subject: Subject) -> Iterator[None]:
 
 
 def _same(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
-    if left is None or right is None:
-        return left is right
-    return left.dtype == right.dtype and left.shape == right.shape and not _unequal(left, right).any()
-
-
-def _unequal(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Where two tensors of one form differ in a bit: NaN equals itself, and -0.0 is not 0.0."""
-    return _raw(left) != _raw(right)
-
-
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    plain = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-    return plain.contiguous().view(_INTEGERS[plain.element_size()])
+    return left is right if left is None or right is None else bitwise.equal(left, right)
 
 
 def _extent(ours: torch.Tensor | None, plain: torch.Tensor | None) -> tuple[int, int, float | None]:
@@ -249,7 +225,7 @@ def _extent(ours: torch.Tensor | None, plain: torch.Tensor | None) -> tuple[int,
     if ours is None or plain is None or ours.shape != plain.shape or ours.dtype != plain.dtype:
         values = max(each.numel() for each in (ours, plain) if each is not None)
         return values, values, None
-    differing = int(_unequal(ours, plain).sum())
+    differing = int(bitwise.differing(ours, plain).sum())
     if not plain.is_floating_point():
         return differing, plain.numel(), None
     difference, size = (ours.double() - plain.double()).norm(), plain.double().norm()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from acwb._torch import below_autograd
+from acwb._torch import below_autograd, foreach_copy, keeps_graph, version
 from acwb.capture.step import TracedStep
 from acwb.core.graph import Role
 from acwb.errors import AcwbError
@@ -75,7 +75,7 @@ class _PlannedFunction(torch.autograd.Function):
                 former = {position: inputs[position].clone() for position in parts.stale}
                 writing.enter_context(defer_signals())
             if program.step.updated:
-                torch._foreach_copy_([inputs[position] for position in program.step.updated], updates)
+                foreach_copy([inputs[position] for position in program.step.updated], updates)
         del updates
         # Other tensors for what is saved for backward as well, or outputs and node would hold one another.
         given = tuple(output.detach() for output in outputs)
@@ -98,7 +98,7 @@ class _PlannedFunction(torch.autograd.Function):
         _check_tangents(program, tangents)
         _check_versions(ctx)
         saved, read, states = ctx.saved, ctx.read, ctx.states
-        if torch._C._autograd._get_current_graph_task_keep_graph():
+        if keeps_graph():
             saved = list(saved)
         else:
             ctx.saved = ctx.read = ctx.states = None
@@ -123,7 +123,7 @@ def _versions(ctx: Any) -> list[int]:
     """What shows whether a value that the backward pass reads was changed; what the model itself updates may be."""
     parts, updated = ctx.program.parts, ctx.program.step.updated
     read = [tensor for position, tensor in zip(parts.read, ctx.read, strict=True) if position not in updated]
-    return [tensor._version for tensor in (*read, *ctx.saved)]
+    return [version(tensor) for tensor in (*read, *ctx.saved)]
 
 
 def _check_versions(ctx: Any) -> None:

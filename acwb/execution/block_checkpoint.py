@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from acwb.errors import AcwbError
+from acwb._torch import pytree
+from acwb.errors import AcwbError, check_count
 
 CONTAINERS = (nn.Sequential, nn.ModuleList)
 Kind = tuple[Any, ...]
@@ -44,8 +44,7 @@ def per_block_checkpoint(model: nn.Module, every: int = 1) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise AcwbError(f"model is {model!r}: give an nn.Module.")
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise AcwbError(f"every is {every!r}: give a whole number of at least 1.")
+    check_count("every", every)
     _check_untouched(model)
     blocks = list(blocks_of(model).items())
     forwards: list[_Forward] = [_Forward(block, path) for block, path in blocks[::every]]

@@ -5,7 +5,6 @@ loss. The result is a module with the model's own parameters, buffers and submod
 another spec, another mode or another precision get a plan of their own, within the same budget.
 """
 
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -13,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from acwb._torch import pytree
 from acwb.capture.module_state import settings_of
 from acwb.capture.step import TracedStep
 from acwb.capture.tensor_specs import TensorSpec
@@ -22,7 +21,7 @@ from acwb.capture.tracer import LossFunction, capture
 from acwb.capture.validation import describe_value
 from acwb.core.graph import Role, StepGraph, Storage
 from acwb.core.profile import Profile
-from acwb.errors import AcwbError, ChangedStepError
+from acwb.errors import AcwbError, ChangedStepError, warn_user
 from acwb.execution.autograd_function import Arguments, PlanCache, PlannedCall, as_arguments
 from acwb.execution.loss_probe import arguments_of_call, probe_loss
 from acwb.execution.output_tree import LossInputs, OutputTree, flatten_output
@@ -170,10 +169,9 @@ class Checkpointed(SharedModule):
                     "only: plan the whole model, from what it is given to what the loss is computed from."
                 )
         if len(self._programs) == MAX_PLANS_BEFORE_WARNING:
-            warnings.warn(
+            warn_user(
                 f"{MAX_PLANS_BEFORE_WARNING} plans were made for this model, each for inputs of another spec, and one "
-                "more is on its way: pad inputs to a few shapes, and pass numbers that change as tensors.",
-                stacklevel=3,
+                "more is on its way: pad inputs to a few shapes, and pass numbers that change as tensors."
             )
         step, tree = _capture(self.unplanned, arguments, self._reads, options.optimizer)
         if options.loss_fn is not None and batch is not None:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from acwb._torch import pytree
 from acwb.capture.tensor_specs import TensorSpec
 from acwb.capture.validation import describe_value
 from acwb.errors import CaptureError

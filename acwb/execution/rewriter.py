@@ -17,7 +17,7 @@ from acwb import rng
 from acwb.capture.recompute_rules import parts_of, rule_of
 from acwb.capture.step import TracedStep
 from acwb.core.graph import Op, Phase, Role, StepGraph, Storage
-from acwb.core.schedule import Run, Schedule, SwapIn, SwapOut, made_by
+from acwb.core.schedule import Run, Schedule, SwapIn, SwapOut
 from acwb.errors import AcwbError
 from acwb.planning.plan import Plan
 
@@ -214,7 +214,7 @@ def rewritten_graph(graph: StepGraph, schedule: Schedule) -> StepGraph:
     phases = _phases(graph, runs)
     for run, phase in zip(runs, phases, strict=True):
         op = graph.op(run.op)
-        made = made_by(op, run.by_rule)
+        made = op.results(run.by_rule)
         copies = {name: copy_name(op.name if run.by_rule else name, run.copy) for name in made}
         state = (state_name(op.name),) if run.copy and not run.by_rule and op.name in replayed else ()
         if op.name in replayed and not run.copy:

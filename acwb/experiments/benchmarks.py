@@ -16,7 +16,7 @@ import numpy
 import torch
 
 import acwb
-from acwb import plots
+from acwb import models, plots
 from acwb.capture.step import TracedStep
 from acwb.core.schedule import just_in_time
 from acwb.core.simulator import simulate
@@ -35,6 +35,7 @@ from acwb.results.figures import save_figure, save_table
 from acwb.subject import Action, StepBuilder
 
 Row = dict[str, Any]
+OPTIMIZERS = {"sgd": models.sgd, "adamw": models.adamw}
 
 ROUNDS = 15
 ROUNDS_OF_CONTEST = 11
@@ -67,14 +68,14 @@ RESULTS = Path("results/full")
 
 def captured_beside_eager(name: str, batch_size: int) -> Row:
     """Seconds to capture, time of a captured step as a ratio of eager's, peaks of live bytes above static."""
-    make = partial(getattr(acwb.models, name), batch_size=batch_size)
+    make = partial(models.maker(name), batch_size=batch_size)
     eager, captured = make(), make()
     start = time.perf_counter()
-    step = acwb.trace(captured.model, captured.batch, captured.loss_fn, captured.optimizer)
+    step = acwb.trace(captured)
     capture_seconds = time.perf_counter() - start
     seconds = interleave({"eager": eager.eager_step, "captured": step.run}, ROUNDS)
     return {
-        "subject": name,
+        "subject": models.title(name),
         "batch_size": batch_size,
         "capture_seconds": capture_seconds,
         **_columns("time", ratio(seconds["captured"], seconds["eager"])),
@@ -88,9 +89,9 @@ def captured_beyond_memory(batch_size: int) -> Row:
     """The capture of a ResNet-152 step far beyond this machine. Run in a process of its own."""
     subject = acwb.models.resnet152(batch_size=batch_size)
     start = time.perf_counter()
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     return {
-        "subject": "resnet152",
+        "subject": subject.name,
         "batch_size": batch_size,
         "capture_seconds": time.perf_counter() - start,
         "activation_bytes": sum(activation.bytes for activation in step.graph.activations),
@@ -100,16 +101,16 @@ def captured_beyond_memory(batch_size: int) -> Row:
 
 def predicted_beside_measured(name: str, batch_size: int, optimizer: str, rounds: int) -> Row:
     """Peaks above what exists before the step, and the step's time, with predicted ÷ measured of each."""
-    make = partial(getattr(acwb.models, name), batch_size=batch_size, optimizer=getattr(acwb.models, optimizer))
+    make = partial(models.maker(name), batch_size=batch_size, optimizer=OPTIMIZERS[optimizer])
     subject = make()
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     profile = acwb.profile(step)
     timeline = simulate(profile, just_in_time(step.graph))
     static = step.graph.static_bytes
     tensors, total = timeline.tensor_peak_bytes - static, timeline.peak_bytes - static
     step_milliseconds, relative, together = sum_of_ops_beside_step(step, rounds)
     return {
-        "subject": name,
+        "subject": models.title(name),
         "batch_size": batch_size,
         "optimizer": optimizer,
         "peak_above_static": total,
@@ -149,9 +150,9 @@ def sum_of_ops_beside_step(step: TracedStep, rounds: int) -> tuple[float, Ratio,
 
 def planned_beside_eager(name: str, batch_size: int, wanted: tuple[float, ...]) -> Iterator[Row]:
     """A row for each reduction: its plan's time and peaks, also predicted."""
-    make = partial(getattr(acwb.models, name), batch_size=batch_size)
+    make = partial(models.maker(name), batch_size=batch_size)
     subject = make()
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     profile = acwb.profile(step)
     frontier = acwb.frontier(profile)
     plans = {f"{part:.0%}": frontier.at(profile.budget(part)) for part in wanted}
@@ -163,7 +164,7 @@ def planned_beside_eager(name: str, batch_size: int, wanted: tuple[float, ...]) 
         budget = plan.budget_bytes or 0
         process = peaks_of(make, partial(baselines.planned, plan=plan)).process_bytes
         yield {
-            "subject": name,
+            "subject": models.title(name),
             "batch_size": batch_size,
             "reduction": part,
             "predicted": 1 + plan.overhead,
@@ -225,10 +226,10 @@ def bench_inductor() -> None:
 
 
 def _compare(
-    kind: str, name: str, batch_size: int, options: dict[str, Any], all_of_them: Mapping[str, StepBuilder], rounds: int
+    kind: str, name: str, batch_size: int, options: dict[str, Any], methods: Mapping[str, StepBuilder], rounds: int
 ) -> MethodComparison:
     """Hold a comparison anew; notebook 7 reads it where it finds it."""
-    found, _ = cached_comparison(name, batch_size, options, all_of_them, rounds, RESULTS, kind, anew=True)
+    found, _ = cached_comparison(models.maker(name), batch_size, options, methods, rounds, RESULTS, kind, refresh=True)
     sys.stdout.write(f"{found}\n")
     sys.stdout.flush()
     label = "_".join(["07", name, *(["inductor"] if kind == "inductor" else []), *([] if rounds else ["dropout"])])
@@ -246,8 +247,8 @@ def largest() -> None:
 
 def largest_within(name: str, memory: str) -> Row:
     """The largest batch of a subject, with and without a plan."""
-    found = acwb.largest_batch(getattr(acwb.models, name), memory)
-    row = {"subject": name, "memory": memory, "eager": found.eager, "planned": found.planned}
+    found = acwb.largest_batch(models.maker(name), memory)
+    row = {"subject": models.title(name), "memory": memory, "eager": found.eager, "planned": found.planned}
     return {**row, "predicted_overhead": found.plan.overhead, "search_seconds": found.search_seconds}
 
 
@@ -258,9 +259,9 @@ def capped() -> None:
 
 def trained_under_a_cap(name: str, batch_size: int) -> Row:
     """Half-way between the floor and what the step needs: whether either fits, and whose losses are equal."""
-    make = partial(getattr(acwb.models, name), batch_size=batch_size)
+    make = partial(models.maker(name), batch_size=batch_size)
     subject = make()
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     frontier = acwb.frontier(acwb.profile(step, repeats=1))
     memory = (frontier.floor_bytes + frontier.baseline_bytes) // 2
     plan = frontier.at(int(0.99 * memory))
@@ -270,18 +271,18 @@ def trained_under_a_cap(name: str, batch_size: int) -> Row:
     try:
         train_within(make, baselines.eager, memory)
     except acwb.DoesNotFitError:
-        plain = "does not fit"
+        eager = "does not fit"
     else:
-        plain = "fits"
+        eager = "fits"
     return {
-        "subject": name,
+        "subject": models.title(name),
         "batch_size": batch_size,
         "memory_bytes": memory,
         "needed_bytes": frontier.baseline_bytes,
-        "plain": plain,
+        "eager": eager,
         "iterations": len(under),
         "equal_losses": sum(one == other for one, other in zip(losses, under, strict=True)),
-        "different_losses_of_plain": len(set(losses)),
+        "different_losses_of_eager": len(set(losses)),
         "predicted_overhead": plan.overhead,
     }
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy
 
 import acwb
+from acwb import models
 from acwb.core.profile import Profile
 from acwb.core.simulator import Timeline
 from acwb.evaluation.fresh_process import run_in_fresh_process
@@ -71,8 +72,8 @@ def study_subject(
     name: str, batch_size: int, wanted: tuple[float, ...], beside_others: bool
 ) -> tuple[list[Reduction], Floor, list[str]]:
     """What the frontier reaches with one fresh profile of a subject. Run in a process of its own."""
-    subject = getattr(acwb.models, name)(batch_size=batch_size)
-    profile = acwb.profile(acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer))
+    subject = models.maker(name)(batch_size=batch_size)
+    profile = acwb.profile(acwb.trace(subject))
     return *reductions(profile, wanted), compare_planners(profile) if beside_others else []
 
 
@@ -158,7 +159,7 @@ def main() -> None:
         worst = [max(same, key=lambda each: each.tensors) for same in zip(*found, strict=True)]
         floor = max(floors, key=lambda each: each.tensors)
         _write(f"{name}, batch {batch_size}, worst: ", [*worst, floor])
-        known = {"subject": name, "batch_size": batch_size, "profiles": profiles, "floor": floor.tensors}
+        known = {"subject": models.title(name), "batch_size": batch_size, "profiles": profiles, "floor": floor.tensors}
         rows += [{**known, **asdict(each)} for each in worst]
         save_table("tradeoff", rows, RESULTS)
     _write("synthetic: ", growth())

@@ -12,7 +12,7 @@ from acwb.plots.theme import INK, OURS, THEIRS, extra_time, in_gib, themed
 def sweep_memory(sweep: Sweep) -> graph_objects.Figure:
     """The peak at each batch size with and without a plan, predicted beside measured."""
     figure = graph_objects.Figure()
-    for name, colour, side in (("plain PyTorch", THEIRS, "plain"), ("with a plan", OURS, "planned")):
+    for name, colour, side in (("eager", THEIRS, "eager"), ("with a plan", OURS, "planned")):
         sides = [(point, getattr(point, side)) for point in sweep.points]
         figure.add_bar(
             x=[str(point.batch_size) for point, _ in sides],
@@ -38,7 +38,7 @@ def sweep_memory(sweep: Sweep) -> graph_objects.Figure:
     figure.update_xaxes(title_text="batch size", type="category")
     figure.update_yaxes(title_text="peak of the process, GiB", rangemode="tozero")
     saved = [point.saved for point in sweep.points if point.saved is not None]
-    missing = [point.batch_size for point in sweep.points if point.plain.problem and not point.planned.problem]
+    missing = [point.batch_size for point in sweep.points if point.eager.problem and not point.planned.problem]
     found = [f"plans save {_span([-each for each in saved])} of the peak"] if saved else []
     if missing:
         found.append(f"batch {', '.join(map(str, missing))} fits only with {'one' if saved else 'a plan'}")
@@ -71,7 +71,7 @@ def sweep_latency(sweep: Sweep) -> graph_objects.Figure:
     """The time of a step at each batch size with and without a plan."""
     figure = graph_objects.Figure()
     for name, colour, side, symbol in (
-        ("plain PyTorch", THEIRS, "plain", "square"),
+        ("eager", THEIRS, "eager", "square"),
         ("with a plan", OURS, "planned", "circle"),
     ):
         rows = [(point, getattr(point, side).seconds) for point in sweep.points if getattr(point, side).seconds]
@@ -111,7 +111,7 @@ def _slowdown(sweep: Sweep) -> str:
 
 def _upper(point: SweepPoint) -> str:
     """Which of the two lines is above the other at a point: there a label is clear of both."""
-    medians = {side: statistics.median(getattr(point, side).seconds or (0.0,)) for side in ("planned", "plain")}
+    medians = {side: statistics.median(getattr(point, side).seconds or (0.0,)) for side in ("planned", "eager")}
     return max(medians, key=medians.__getitem__)
 
 

@@ -228,7 +228,7 @@ def _spans(plan: Plan) -> list[tuple[str, tuple[float, float]]]:
     for entry, start in zip(plan.schedule.entries, plan.clock, strict=True):
         if isinstance(entry, Run):
             op = graph.op(entry.op)
-            for storage in op.outputs[:1] if entry.by_rule else op.outputs:
+            for storage in op.results(entry.by_rule):
                 if storage in names:
                     born[storage, entry.copy] = start * 1e3
         elif (key := (entry.storage, entry.copy)) in born:

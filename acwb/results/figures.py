@@ -6,14 +6,13 @@ All html files of a folder share one copy of plotly's script, which lies beside 
 import atexit
 import os
 import tempfile
-import warnings
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from acwb import files
-from acwb.errors import AcwbError
+from acwb.errors import AcwbError, warn_user
 
 IMAGES = ("svg", "pdf", "png")
 SCRIPT = "plotly.min.js"
@@ -57,10 +56,9 @@ def _script(folder: Path) -> dict[str | os.PathLike[str], str]:
 def _images(figure: Any, name: str, folder: Path) -> list[Path]:
     """The figure as images; all of them or none."""
     if not _browser():
-        warnings.warn(
+        warn_user(
             "No Chrome or Chromium was found: figures are written as html and CSV only. Install one for svg, pdf and "
-            "png (Debian: apt-get install chromium).",
-            stacklevel=3,
+            "png (Debian: apt-get install chromium)."
         )
         return []
     with tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:

@@ -105,7 +105,7 @@ def batch_rows(sweep: Sweep) -> Rows:
 
 def _batch_row(name: str, point: SweepPoint) -> dict[str, Any]:
     row: dict[str, Any] = {"model": name, "batch": point.batch_size}
-    for words, side in (("without a plan", point.plain), ("with a plan", point.planned)):
+    for words, side in (("without a plan", point.eager), ("with a plan", point.planned)):
         row[f"peak {words}, GiB"] = round(side.peaks.process_bytes / GIBIBYTE, 3) if side.peaks else "does not fit"
         row[f"predicted {words}, GiB"] = round(side.predicted_bytes / GIBIBYTE, 3) if side.predicted_bytes else ""
         row[f"step {words}, ms"] = round(statistics.median(side.seconds) * 1e3) if side.seconds else ""

@@ -15,7 +15,7 @@ from acwb.errors import AcwbError
 from acwb.planning.frontier import Frontier, frontier
 from acwb.planning.plan import Decision, Plan
 from acwb.planning.planner import PLANNERS, plan
-from acwb.units import GIBIBYTE, format_bytes, format_seconds, parse_bytes
+from acwb.units import format_bytes, format_seconds, parse_bytes
 
 FRONTIER = "frontier"
 CHOICES = (FRONTIER, *(name for name in PLANNERS if name != "optimal"))  # what answers within seconds for a real model
@@ -60,7 +60,8 @@ def start(profile: Profile, budget: int | float | str | None = None) -> Explorer
 
 def with_budget(now: ExplorerState, entry: int | float | str) -> ExplorerState:
     """Another budget: bytes, or what a person typed, in which a bare number means GiB."""
-    return _try_change(now, lambda: replace(now, plan=_plan_at(now, read(entry, now.frontier.baseline_bytes))))
+    baseline = now.frontier.baseline_bytes
+    return _try_change(now, lambda: replace(now, plan=_plan_at(now, parse_bytes(entry, baseline, default_unit="GiB"))))
 
 
 def with_planner(now: ExplorerState, planner: str) -> ExplorerState:
@@ -99,19 +100,6 @@ def _plan_at(now: ExplorerState, size: int, planner: str | None = None) -> Plan:
     if name == FRONTIER:
         return now.frontier.at(size)
     return plan(now.profile, size, planner=name, keep=now.keep, recompute=now.recompute)
-
-
-def read(entry: int | float | str, baseline: int) -> int:
-    """A budget as typed, in bytes: a bare number means GiB, other text what a budget may be anywhere."""
-    if isinstance(entry, str):
-        text = entry.strip().replace(",", ".")
-        if not text:
-            raise AcwbError('The entry is empty: type a budget in GiB, like 1.5, or with its unit, like "1500MiB".')
-        try:
-            entry = int(float(text) * GIBIBYTE)
-        except (ValueError, OverflowError):
-            return parse_bytes(text, baseline)
-    return parse_bytes(entry, baseline)
 
 
 def describe_floor(now: ExplorerState) -> str:

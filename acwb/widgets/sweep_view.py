@@ -76,4 +76,4 @@ def sweep_board(
         >>> acwb.widgets.sweep_board()
     """
     names = list(subjects)
-    return SweepBoard(SweepJob(folder, rounds, {name: getattr(models, name) for name in names}), names)
+    return SweepBoard(SweepJob(folder, rounds, {name: models.maker(name) for name in names}), names)

@@ -58,7 +58,7 @@ def test_rules_do_not_apply_where_they_would_not_hold() -> None:
 @pytest.mark.parametrize("name", ["tiny_resnet", "tiny_bert"])
 def test_every_shortcut_of_a_subject_is_tried_and_exact(name: str) -> None:
     subject = getattr(acwb.models, name)()
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     profile = acwb.profile(step, repeats=1)
     known = {str(target) for target in RULES}
     assert profile.rules.keys() == {op.name for op in step.graph.ops if op.target in known}
@@ -70,7 +70,7 @@ def test_a_shortcut_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch)
     wrong = dataclasses.replace(RULES[target], kernel=lambda _, results: torch.nextafter(results[0], results[0] + 1))
     monkeypatch.setitem(RULES, target, wrong)
     subject = acwb.models.tiny_resnet()
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     assert acwb.profile(step, repeats=1).shortcuts.keys() == {"max_pool2d_with_indices"}
 
 

@@ -14,7 +14,7 @@ from support.tiny_models import MAKERS
 
 def test_gradients_are_freed_first_and_set_last() -> None:
     subject = MAKERS["frozen_and_unused"]()
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     for parameter in subject.model.parameters():
         parameter.grad = torch.full_like(parameter, 7.0)
     loss = step.run()
@@ -25,7 +25,7 @@ def test_gradients_are_freed_first_and_set_last() -> None:
 
 def test_each_value_is_dropped_at_its_last_use() -> None:
     subject = MAKERS["batch_norm"]()
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     step.run()
     meter = LiveBytesMeter()
     with meter:
@@ -39,7 +39,7 @@ def test_each_value_is_dropped_at_its_last_use() -> None:
 
 def test_autocast_around_a_run_changes_nothing() -> None:
     inside, outside = MAKERS["batch_norm"](), MAKERS["batch_norm"]()
-    steps = [acwb.trace(each.model, each.batch, each.loss_fn, each.optimizer) for each in (inside, outside)]
+    steps = [acwb.trace(each) for each in (inside, outside)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = steps[0].run()
     assert torch.equal(loss, steps[1].run())
@@ -47,7 +47,7 @@ def test_autocast_around_a_run_changes_nothing() -> None:
 
 def test_many_runs_leave_nothing_behind() -> None:
     subject = MAKERS["attention"]()
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     step.run()
     gc.collect()
     meter = LiveBytesMeter()
@@ -63,7 +63,7 @@ def test_many_runs_leave_nothing_behind() -> None:
 @pytest.mark.parametrize("name", ["resnet152", "bert"])
 def test_a_captured_step_peaks_no_higher_than_eager(name: str) -> None:
     eager, captured = (getattr(acwb.models, name)(batch_size=4) for _ in range(2))
-    step = acwb.trace(captured.model, captured.batch, captured.loss_fn, captured.optimizer)
+    step = acwb.trace(captured)
     assert peak_live_bytes(step.run) <= 1.02 * peak_live_bytes(eager.eager_step)
 
 

@@ -52,7 +52,7 @@ class Audit(fx.Interpreter):
 
 
 def audit(subject: Subject) -> acwb.TracedStep:
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     auditor = Audit(step)
     with torch._C._AutoDispatchBelowAutograd():
         auditor.run(*step.inputs())

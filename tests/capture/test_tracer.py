@@ -13,7 +13,7 @@ from support.tiny_models import MAKERS, OPTIMIZERS, momentum
 
 def assert_equal_training(eager: Subject, captured: Subject) -> acwb.TracedStep:
     expected = train(eager, eager.eager_step)
-    step = acwb.trace(captured.model, captured.batch, captured.loss_fn, captured.optimizer)
+    step = acwb.trace(captured)
     assert differences(train(captured, step.run), expected) == []
     return step
 
@@ -76,7 +76,7 @@ def test_a_learning_rate_schedule_and_clipping_hook_work_as_in_eager() -> None:
         return subject, torch.optim.lr_scheduler.StepLR(subject.optimizer, step_size=1, gamma=0.5)
 
     (eager, eager_schedule), (captured, schedule) = prepare(), prepare()
-    step = acwb.trace(captured.model, captured.batch, captured.loss_fn, captured.optimizer)
+    step = acwb.trace(captured)
 
     def then(action: object, schedule: torch.optim.lr_scheduler.LRScheduler) -> torch.Tensor:
         loss = action()
@@ -90,7 +90,7 @@ def test_a_learning_rate_schedule_and_clipping_hook_work_as_in_eager() -> None:
 
 def test_other_batches_of_the_same_form_are_run() -> None:
     eager, captured = MAKERS["batch_norm"](), MAKERS["batch_norm"]()
-    step = acwb.trace(captured.model, captured.batch, captured.loss_fn, captured.optimizer)
+    step = acwb.trace(captured)
     for seed in range(3):
         batch = (torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed)),)
         eager.optimizer.zero_grad()
@@ -102,7 +102,7 @@ def test_other_batches_of_the_same_form_are_run() -> None:
 
 def test_a_model_restored_from_a_checkpoint_is_seen() -> None:
     eager, captured = MAKERS["batch_norm"](), MAKERS["batch_norm"]()
-    step = acwb.trace(captured.model, captured.batch, captured.loss_fn, captured.optimizer)
+    step = acwb.trace(captured)
     train(eager, eager.eager_step)
     captured.model.load_state_dict(eager.model.state_dict())
     captured.optimizer.load_state_dict(copy.deepcopy(eager.optimizer.state_dict()))
@@ -115,7 +115,7 @@ def test_capture_changes_nothing() -> None:
         subject, untouched = MAKERS[name](), MAKERS[name]()
         random_state = torch.get_rng_state()
         attributes = {path: dict(module.__dict__) for path, module in subject.model.named_modules()}
-        acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+        acwb.trace(subject)
         assert torch.equal(torch.get_rng_state(), random_state)
         assert attributes == {path: dict(module.__dict__) for path, module in subject.model.named_modules()}
         assert all(parameter.grad is None for parameter in subject.model.parameters())

@@ -77,7 +77,7 @@ def test_a_twin_shares_tensors_and_nothing_else() -> None:
 def test_the_static_bytes_of_a_subject_are_those_of_its_graph() -> None:
     for make in (acwb.models.tiny_resnet, acwb.models.tiny_bert):
         subject = make()
-        graph = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer).graph
+        graph = acwb.trace(subject).graph
         subject.eager_step()
         assert subject.static_bytes == graph.static_bytes
 

@@ -41,7 +41,7 @@ def test_the_search_finds_the_edge(peak_at: Callable[[int], int], memory: int, l
 def test_sizes_of_another_batch_follow_from_two(make: Callable[..., acwb.models.Subject]) -> None:
     def profile(batch: int) -> acwb.Profile:
         subject = make(batch_size=batch)
-        return acwb.profile(acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer), repeats=1)
+        return acwb.profile(acwb.trace(subject), repeats=1)
 
     scale = BatchExtrapolation(2, profile(2), 4, profile(4))
     real = profile(13)
@@ -60,7 +60,7 @@ def test_steps_with_other_ops_have_no_scale() -> None:
     profiles = []
     for make in (acwb.models.tiny_resnet, acwb.models.tiny_bert):
         subject = make()
-        step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+        step = acwb.trace(subject)
         profiles.append(acwb.profile(step, repeats=1))
     with pytest.raises(acwb.AcwbError, match="other ops at batch 2 than at batch 4"):
         BatchExtrapolation(2, profiles[0], 4, profiles[1])

@@ -1,6 +1,7 @@
 """A sweep: measured beside predicted, continued where it stopped, with what does not fit recorded as such."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 import torch
 
 import acwb
-from acwb.evaluation import batch_sweep
+from acwb.evaluation import batch_sweep, measurement, memory
 from acwb.subject import Subject
+from support.processes import in_this_process
 
 
 def make(batch_size: int) -> Subject:
@@ -38,18 +40,23 @@ def test_a_sweep_measures_both_sides_and_goes_on_where_it_stopped(
     with pytest.raises(KeyboardInterrupt):
         acwb.sweep(make, [32, 64], reduction=0.3, rounds=2, path=path)
     (first,) = acwb.Sweep.load(path).points
-    monkeypatch.setattr(batch_sweep, "_point", lambda *arguments: (measured.append(arguments[1]), whole(*arguments))[1])
+
+    def copied(_subject: object, size: int, _settings: object) -> batch_sweep.SweepPoint:
+        measured.append(size)
+        return replace(first, batch_size=size, fingerprint=acwb.trace(make(size)).graph.fingerprint)
+
+    monkeypatch.setattr(batch_sweep, "_point", copied)
     found = acwb.sweep(make, [32, 64], reduction=0.3, rounds=2, path=path)
     assert measured == [32, 64]
     assert found.points[0] == first
     assert acwb.Sweep.load(path) == found
     for each in found.points:
-        assert each.plain.problem == each.planned.problem == ""
+        assert each.eager.problem == each.planned.problem == ""
         assert_predicted(each.planned)
         assert each.planned.peaks.allocator_bytes <= each.planned.predicted_bytes
-        assert each.plain.peaks.tensor_bytes > each.planned.peaks.tensor_bytes
-        assert each.saved == 1 - each.planned.peaks.process_bytes / each.plain.peaks.process_bytes
-        assert each.time.rounds == len(each.plain.seconds) == len(each.planned.seconds) == 2
+        assert each.eager.peaks.tensor_bytes > each.planned.peaks.tensor_bytes
+        assert each.saved == 1 - each.planned.peaks.process_bytes / each.eager.peaks.process_bytes
+        assert each.time.rounds == len(each.eager.seconds) == len(each.planned.seconds) == 2
     assert list(found.frame["batch_size"]) == [32, 64]
     assert list(found.frame["planned_tensor_bytes"]) == [each.planned.peaks.tensor_bytes for each in found.points]
     assert "predicted ×" in repr(found)
@@ -75,28 +82,39 @@ def test_a_folder_is_made_before_anything_is_measured(tmp_path: Path, monkeypatc
     assert acwb.Sweep.load(tmp_path / "new" / "sweep.json").points == (point,)
 
 
-def test_what_does_not_fit_is_recorded() -> None:
+def test_what_does_not_fit_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (batch_sweep, measurement):  # the cap and the peaks are those of fresh processes
+        monkeypatch.setattr(module, "run_in_fresh_process", in_this_process)
     found = acwb.sweep(make, [128], reduction=0.4, memory="100MiB", rounds=1)
     (point,) = found.points
-    assert "does not fit in 0.098 GiB" in point.plain.problem
-    assert point.plain.peaks is None
-    assert point.plain.seconds == ()
-    assert point.plain.predicted_bytes > 100 * 2**20
+    assert "does not fit in 0.098 GiB" in point.eager.problem
+    assert point.eager.peaks is None
+    assert point.eager.seconds == ()
+    assert point.eager.predicted_bytes > 100 * 2**20
     assert point.planned.problem == ""
     assert point.planned.peaks.process_bytes < 100 * 2**20
     assert point.time is None
     assert "does not fit" in repr(found)
 
 
+@pytest.fixture
+def measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peaks and times are measured in this process, which is quicker, and good enough where no test looks at them."""
+    for module in (batch_sweep, measurement, memory):
+        monkeypatch.setattr(module, "run_in_fresh_process", in_this_process)
+
+
+@pytest.mark.usefixtures("measured_here")
 def test_a_budget_below_the_floor_is_recorded() -> None:
     (point,) = acwb.sweep(make, [4], budget="2MiB", rounds=1).points
     assert "No plan fits in 0.002 GiB" in point.planned.problem
     assert point.planned.peaks is None
-    assert point.plain.peaks is not None
+    assert point.eager.peaks is not None
     assert point.predicted_overhead is None
     assert not point.at_floor
 
 
+@pytest.mark.usefixtures("measured_here")
 def test_the_floor_may_stand_for_a_budget_below_it() -> None:
     found = acwb.sweep(make, [4], budget="2MiB", or_floor=True, rounds=1)
     (point,) = found.points

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import acwb
 from acwb import plots, subject
 from acwb.evaluation import baselines
 from acwb.evaluation.comparison import EAGER, MethodComparison, MethodResult, compare_methods
@@ -21,7 +22,7 @@ FEW: Mapping[str, subject.StepBuilder] = {
 
 @pytest.fixture(scope="module")
 def found() -> MethodComparison:
-    return compare_methods("resnet18", 8, {"image_size": 96}, FEW, 3)
+    return compare_methods(acwb.models.resnet18, 8, {"image_size": 96}, FEW, 3)
 
 
 def test_every_contender_stands_beside_a_plan_that_needs_no_more(found: MethodComparison) -> None:

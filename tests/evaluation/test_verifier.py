@@ -17,7 +17,7 @@ from support.bitwise import differences, snapshot
 
 
 def planned(subject: Subject, reduction: float = 0.6) -> PlannedStep:
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     frontier = acwb.frontier(acwb.profile(step, repeats=1))
     floor, peak = frontier.floor_bytes, frontier.baseline_bytes
     return acwb.rewrite(step, frontier.at(floor + int((1 - reduction) * (peak - floor))))
@@ -68,7 +68,7 @@ def test_a_fresh_dropout_mask_is_found() -> None:
             node.target, node.args, node.kwargs = kernel, args, kwargs
 
     subject = acwb.models.tiny_bert()
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     everything = acwb.plan(acwb.profile(step, repeats=1), 10**15, "recompute_all")
     assert acwb.verify(acwb.rewrite(step, everything))
     found = acwb.verify(with_fault(acwb.rewrite(step, everything), plant))

@@ -44,7 +44,7 @@ def test_architectures_run_as_planned(family: str, name: str) -> None:
     make = (TORCHVISION if family == "torchvision" else TRANSFORMERS)[name]
     eager, subject = make(), make()
     expected = train(eager, eager.eager_step)
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     start = Start(step)
     profile = acwb.profile(step, repeats=1)
     frontier = acwb.frontier(profile)

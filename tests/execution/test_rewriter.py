@@ -29,7 +29,7 @@ ENOUGH = 10**15  # bytes: a budget that nothing exceeds
 
 
 def traced(subject: Subject) -> acwb.TracedStep:
-    return acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    return acwb.trace(subject)
 
 
 def plans_of(profile: acwb.Profile) -> dict[str, acwb.Plan]:

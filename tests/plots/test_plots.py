@@ -143,7 +143,7 @@ def test_a_sweep_says_what_is_saved_and_what_does_not_fit() -> None:
     assert "takes +10% time" in latency.layout.title.text
     few = replace(
         swept().points[0],
-        plain=BatchResult("", GIB, GIB, None, (1.0,) * 3),
+        eager=BatchResult("", GIB, GIB, None, (1.0,) * 3),
         planned=BatchResult("", GIB, GIB, None, (0.9,) * 3),
     )
     latency = plots.sweep_latency(Sweep("tiny", {}, (few,)))
@@ -158,7 +158,7 @@ def swept() -> Sweep:
 
     first = SweepPoint(4, "a", 3 * GIB, 0.1, side(4, *[1.0] * 6), side(3, *[1.1] * 6))
     no = BatchResult("It does not fit.", 9 * GIB, 9 * GIB)
-    return Sweep("tiny", {}, (first, replace(first, batch_size=8, plain=no, planned=side(5, 2.0, 2.0, 2.0))))
+    return Sweep("tiny", {}, (first, replace(first, batch_size=8, eager=no, planned=side(5, 2.0, 2.0, 2.0))))
 
 
 def test_a_block_is_drawn_before_and_after(step: acwb.TracedStep, profile: acwb.Profile) -> None:

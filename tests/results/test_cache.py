@@ -1,4 +1,4 @@
-"""Expensive results: read where they belong to the very same step, made and written otherwise."""
+"""The cache of results: read where they belong to the very same step, measured and saved otherwise."""
 
 from pathlib import Path
 from typing import Any
@@ -9,22 +9,34 @@ import acwb
 from acwb.evaluation import baselines
 from acwb.evaluation.comparison import MethodComparison
 from acwb.results import cache
+from support.processes import in_this_process
 
 
 def traced(batch_size: int) -> acwb.TracedStep:
-    subject = acwb.models.tiny_bert(batch_size=batch_size)
-    return acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    return acwb.trace(acwb.models.tiny_resnet(batch_size=batch_size))
+
+
+def unnamed() -> tuple[Any, ...]:
+    subject = acwb.models.tiny_resnet()
+    return subject.model, subject.batch, subject.loss_fn, subject.optimizer
 
 
 def test_a_profile_is_measured_once_for_the_same_step(tmp_path: Path) -> None:
-    first, told = cache.cached_profile(traced(4), tmp_path / "new", repeats=1)
-    assert "measured now" in told
-    second, told = cache.cached_profile(traced(4), tmp_path / "new", repeats=1)
-    assert "read from" in told
-    assert f"({first.conditions})" in told
+    first, origin = cache.cached_profile(traced(4), tmp_path / "new", repeats=1)
+    assert not origin.was_cached
+    second, origin = cache.cached_profile(traced(4), tmp_path / "new", repeats=1)
+    assert origin.was_cached
+    assert str(origin) == f"read from {origin.file}, which was measured of this very step ({first.conditions})"
     assert second.seconds == first.seconds
-    _, told = cache.cached_profile(traced(5), tmp_path / "new", repeats=1)
-    assert "measured now" in told
+    assert not cache.cached_profile(traced(5), tmp_path / "new", repeats=1)[1].was_cached
+
+
+def test_a_loaded_profile_keeps_the_name_of_the_model(tmp_path: Path) -> None:
+    """Files do not have to know the name: it comes with the step."""
+    cache.cached_profile(acwb.trace(*unnamed()), tmp_path, repeats=1)
+    profile, origin = cache.cached_profile(acwb.trace(acwb.models.tiny_resnet()), tmp_path, repeats=1)
+    assert origin.was_cached
+    assert profile.graph.title == "tiny ResNet"
 
 
 def test_a_file_that_was_cut_off_is_told_and_not_used(tmp_path: Path) -> None:
@@ -35,19 +47,28 @@ def test_a_file_that_was_cut_off_is_told_and_not_used(tmp_path: Path) -> None:
         cache.cached_profile(traced(4), tmp_path, repeats=1)
 
 
-def test_a_contest_belongs_to_its_step_its_rounds_and_its_kind(tmp_path: Path) -> None:
+def test_a_comparison_belongs_to_its_step_its_rounds_and_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     few = {"captured, no plan": baselines.captured}
+    monkeypatch.setattr(cache, "run_in_fresh_process", in_this_process)
 
-    def comparison(batch_size: int = 4, rounds: int = 0, **options: Any) -> tuple[MethodComparison, str]:
-        return cache.cached_comparison(
-            "tiny_bert", batch_size, {"dropout": 0.0}, few, rounds, tmp_path / "new", repeats=1, **options
-        )
+    def comparison(batch_size: int = 4, rounds: int = 0, **options: Any) -> tuple[MethodComparison, cache.Origin]:
+        make = acwb.models.tiny_resnet
+        return cache.cached_comparison(make, batch_size, {}, few, rounds, tmp_path / "new", repeats=1, **options)
 
-    held, told = comparison()
-    assert "measured now" in told
-    again, told = comparison()
-    assert "read from" in told
-    assert again == held
-    for other in ({"batch_size": 5}, {"rounds": 1}, {"kind": "inductor"}, {"anew": True}):
-        assert "measured now" in comparison(**other)[1]
+    measured, origin = comparison()
+    assert not origin.was_cached
+    assert origin.file.startswith("contest_tiny_resnet_")
+    loaded, origin = comparison()
+    assert origin.was_cached
+    assert loaded == measured
+    for other in ({"batch_size": 5}, {"rounds": 1}, {"kind": "inductor"}, {"refresh": True}):
+        assert not comparison(**other)[1].was_cached
     assert len(list((tmp_path / "new").iterdir())) == 4
+
+
+def test_a_comparison_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
+    measured, origin = cache.cached_comparison(acwb.models.tiny_resnet, 4, {}, {}, 0, tmp_path, refresh=True)
+    assert [row.name for row in measured.rows] == ["eager"]
+    assert (tmp_path / origin.file).exists()

@@ -73,7 +73,7 @@ def test_a_table_of_batches_says_what_was_measured_and_what_does_not_fit() -> No
         return BatchResult("", size * GIB, size * GIB, Peaks(GIB, size * GIB, size * GIB, size * GIB), seconds)
 
     first = SweepPoint(4, "a", 3 * GIB, 0.12, side(4, 1.0, 1.0, 1.0), side(3, 1.1, 1.1, 1.1))
-    large = replace(first, batch_size=8, plain=BatchResult("It does not fit.", 9 * GIB, 9 * GIB))
+    large = replace(first, batch_size=8, eager=BatchResult("It does not fit.", 9 * GIB, 9 * GIB))
     one, two = tables.batch_rows(Sweep("tiny", {}, (first, large)))
     assert one == {
         "model": "tiny",
