@@ -25,6 +25,7 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false
 
 from acwb._torch import storage_id
 from acwb.capture import custom_ops
+from acwb.capture.node_meta import meta_of, set_meta
 from acwb.capture.slots import Slot
 from acwb.core.graph import Phase, Role
 from acwb.errors import CaptureError
@@ -65,7 +66,7 @@ def placeholder(graph: fx.Graph, name: str, role: Role, value: object, module: s
     identifier = re.sub(r"\W+", "_", name.rstrip("]'\""))
     node = graph.placeholder("self_" if identifier == "self" else identifier)
     node.target = node.name
-    node.meta = {"val": value, "role": role, "storage": name, "module": module}
+    set_meta(node, val=value, role=role, storage=name, module=module)
     return node
 
 
@@ -118,7 +119,7 @@ def _copy_placeholders(
     }
     for position, (name, role, module, tensor) in enumerate(known):
         node = placeholder(assembly.graph, name, role, recorded[position].meta["val"], module)
-        node.meta["bytes"] = tensor.untyped_storage().nbytes()  # which may be more than this tensor of it
+        meta_of(node)["bytes"] = tensor.untyped_storage().nbytes()  # which may be more than this tensor of it
         assembly.placeholders.append(node)
     return {node: assembly.placeholders[position] for position, node in recorded.items()}
 
@@ -143,7 +144,7 @@ def _copy_ops(assembly: StepDraft, joint: fx.Graph, copies: dict[fx.Node, fx.Nod
         copy = graph.node_copy(node, copies.__getitem__)
         if node.target is aten.bernoulli.p:
             copy.target = custom_ops.bernoulli
-        copy.meta = {"val": node.meta.get("val"), "phase": phase, "module": module}
+        set_meta(copy, val=node.meta.get("val"), phase=phase, module=module)
         copies[node] = copy
         if node.op == "get_attr":
             constants[id(getattr(joint.owning_module, node.target))] = copy
@@ -191,9 +192,9 @@ def _start_backward(assembly: StepDraft, joint: fx.Graph, copies: dict[fx.Node, 
             options = {"dtype": value.dtype, "device": value.device}
             derivative = 1.0 if isinstance(of, PlainAOTOutput) else 0.0
             node = assembly.graph.call_function(aten.full.default, (list(value.shape), derivative), options)
-            node.meta = {"val": value, "phase": Phase.BACKWARD, "module": ""}
+            set_meta(node, val=value, phase=Phase.BACKWARD, module="")
             if assembly.external_loss and isinstance(of, PlainAOTOutput):
-                node.meta["tangent_of"] = of.idx
+                meta_of(node)["tangent_of"] = of.idx
             copies[tangent] = node
 
 
@@ -256,13 +257,13 @@ def _copy_gradient(graph: fx.Graph, gradient: fx.Node, parameter: torch.Tensor) 
     with graph.inserting_after(_last_beside(graph, gradient)), value.fake_mode:
         copy = graph.call_function(custom_ops.gradient_copy, (gradient, *arguments))
         copied = custom_ops.gradient_copy(value, *arguments)
-    copy.meta = {"val": copied, "phase": Phase.BACKWARD, "module": gradient.meta["module"]}
+    set_meta(copy, val=copied, phase=Phase.BACKWARD, module=meta_of(gradient)["module"])
     return copy
 
 
 def _last_beside(graph: fx.Graph, gradient: fx.Node) -> fx.Node:
     """Where a gradient is complete: after all results of its op, or (where it is no op's result) at the end."""
-    if gradient.meta.get("phase") is not Phase.BACKWARD:
+    if meta_of(gradient).get("phase") is not Phase.BACKWARD:
         last: fx.Node = list(graph.nodes)[-1]
         return last
     return list(gradient.all_input_nodes[0].users)[-1] if gradient.target is operator.getitem else gradient
@@ -276,7 +277,7 @@ def _write_back(assembly: StepDraft) -> None:
     """
     if not assembly.updates:
         return
-    backward = (node for node in assembly.graph.nodes if node.meta.get("phase") is Phase.BACKWARD)
+    backward = (node for node in assembly.graph.nodes if meta_of(node).get("phase") is Phase.BACKWARD)
     end = next(backward) if assembly.external_loss else assembly.graph._root
     phase = Phase.FORWARD if assembly.external_loss else Phase.BACKWARD
     with assembly.graph.inserting_before(end):
@@ -288,13 +289,14 @@ def _add_write_back(assembly: StepDraft, phase: Phase) -> None:
     for position, value in assembly.updates.items():
         if storage_id(value.meta["val"]) in existing:  # or an earlier copy could overwrite it
             copy = assembly.graph.call_function(aten.clone.default, (value,))
-            copy.meta = {
-                "val": aten.clone.default(value.meta["val"]),
-                "phase": phase,
-                "module": value.meta["module"],
-            }
+            set_meta(
+                copy,
+                val=aten.clone.default(value.meta["val"]),
+                phase=phase,
+                module=meta_of(value)["module"],
+            )
             assembly.updates[position] = copy
     targets = [assembly.placeholders[position] for position in assembly.updates]
     arguments = (targets, list(assembly.updates.values()))
     node = assembly.graph.create_node("call_function", aten._foreach_copy_.default, arguments, name="write_back")
-    node.meta = {"val": None, "phase": phase, "module": "", "writes_back": True}
+    set_meta(node, val=None, phase=phase, module="", writes_back=True)

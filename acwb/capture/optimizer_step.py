@@ -18,6 +18,7 @@ from torch import fx
 
 from acwb._torch import DispatchMode, pytree, storage_id
 from acwb.capture.joint_graph import placeholder
+from acwb.capture.node_meta import meta_of, set_meta
 from acwb.core.graph import Phase, Role
 from acwb.errors import CaptureError
 
@@ -36,13 +37,13 @@ def record_optimizer_step(
     graph: fx.Graph, optimizer: torch.optim.Optimizer, parameters: Sequence[TrainedParameter]
 ) -> dict[str, torch.Tensor]:
     """Append the ops of the optimizer's second step to `graph`, and return the constants that they refer to."""
-    stand_ins = {id(parameter.tensor): parameter.node.meta["val"].detach() for parameter in parameters}
+    stand_ins = {id(parameter.tensor): meta_of(parameter.node)["val"].detach() for parameter in parameters}
     nodes: dict[int, fx.Node] = {}
     for parameter in parameters:
         stand_in = stand_ins[id(parameter.tensor)]
         nodes[id(stand_in)] = parameter.node
         if parameter.gradient is not None:
-            stand_in.grad = parameter.gradient.meta["val"].detach()
+            stand_in.grad = meta_of(parameter.gradient)["val"].detach()
             nodes[id(stand_in.grad)] = parameter.gradient
     copy = _on_stand_ins(optimizer, stand_ins)
     step = type(copy).step
@@ -142,10 +143,10 @@ class _Recording(DispatchMode):
         name = function.overloadpacket.__name__
         node = self.graph.create_node("call_function", function, sources, options, name)
         first = node.args[0] if node.args else None
-        module = first.meta["module"] if isinstance(first, fx.Node) else ""
+        module = meta_of(first)["module"] if isinstance(first, fx.Node) else ""
         # Aliases without the optimizer's own references: a storage is alive while its code holds a tensor of it.
         kept = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
-        node.meta = {"val": kept, "phase": Phase.OPTIMIZER, "module": module, "holds": []}
+        set_meta(node, val=kept, phase=Phase.OPTIMIZER, module=module, holds=[])
         self.last = node
         self._remember(node, result)
         return result
@@ -155,7 +156,7 @@ class _Recording(DispatchMode):
             name = f"_optimizer_constant{len(self.constants)}"
             self.constants[name] = tensor
             node = self.graph.get_attr(name)
-            node.meta = {"val": tensor, "phase": Phase.OPTIMIZER, "module": ""}
+            set_meta(node, val=tensor, phase=Phase.OPTIMIZER, module="")
             self.nodes[id(tensor)] = node
         return self.nodes[id(tensor)]
 
@@ -166,7 +167,7 @@ class _Recording(DispatchMode):
             for position, value in enumerate(result):
                 if isinstance(value, torch.Tensor):
                     item = self.graph.call_function(operator.getitem, (node, position))
-                    item.meta = {**node.meta, "val": node.meta["val"][position]}
+                    item.meta = {**node.meta, "val": meta_of(node)["val"][position]}
                     self._follow(value, item)
 
     def _follow(self, tensor: torch.Tensor, node: fx.Node) -> None:
@@ -180,4 +181,4 @@ class _Recording(DispatchMode):
         del self.nodes[tensor]
         self.aliases[storage] -= 1
         if not self.aliases[storage] and self.last is not None:
-            self.last.meta["holds"].append(storage)
+            meta_of(self.last)["holds"].append(storage)

@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from acwb._torch import below_autograd, foreach_copy, storage_id
 from acwb.capture.module_state import ModuleState, check_unchanged
+from acwb.capture.node_meta import meta_of
 from acwb.capture.slots import Slot, refuse_hooks
 from acwb.capture.tensor_specs import BatchSpec, TensorSpec
 from acwb.core.graph import Phase, Role, StepGraph
@@ -144,9 +145,9 @@ def compute_graph(graph: fx.Graph) -> fx.Graph:
     computed = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
-        if node.op == "placeholder" and node.meta["role"] is Role.OPTIMIZER_STATE:
+        if node.op == "placeholder" and meta_of(node)["role"] is Role.OPTIMIZER_STATE:
             continue
-        if node.meta.get("phase") is Phase.OPTIMIZER or node.meta.get("writes_back"):
+        if meta_of(node).get("phase") is Phase.OPTIMIZER or meta_of(node).get("writes_back"):
             continue
         copies[node] = computed.node_copy(node, copies.__getitem__)
     computed.lint()

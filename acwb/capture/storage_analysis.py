@@ -1,7 +1,7 @@
 """Surveys an FX graph of a step: which storages there are, who makes and reads them, and what each is for.
 
-Which values share memory is read off the fake tensors that were recorded (`node.meta["val"]`): a view has the storage
-of its base. `getitem` nodes are not ops of their own; they name the outputs of the op before them.
+Which values share memory is read off the fake tensors that were recorded (`val` of the node's metadata): a view has the
+storage of its base. `getitem` nodes are not ops of their own; they name the outputs of the op before them.
 """
 
 import operator
@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from acwb._torch import pytree, storage_id
+from acwb.capture.node_meta import meta_of, step_outputs
 from acwb.capture.recompute_rules import parts_of, rule_of
 from acwb.core.graph import Environment, Op, Phase, Role, StepGraph, Storage
 
@@ -77,7 +78,7 @@ class _StorageAnalysis:
         )
 
     def _name(self, node: fx.Node) -> str:
-        return self.name_of[storage_id(node.meta["val"])]
+        return self.name_of[storage_id(meta_of(node)["val"])]
 
     def _add(self, value: torch.Tensor, name: str, size: int) -> bool:
         """Give a storage its name and size when it is first seen."""
@@ -91,26 +92,30 @@ class _StorageAnalysis:
         """The bytes behind each result of an op: as torch describes it, or (see above) as its kernel allocates them."""
         sizes = [value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0 for value in values]
         first = node.args[0] if node.args else None
-        if node.target in _COPY_WHOLE_STORAGE and isinstance(first, fx.Node) and 0 not in first.meta["val"].stride():
+        if (
+            node.target in _COPY_WHOLE_STORAGE
+            and isinstance(first, fx.Node)
+            and 0 not in meta_of(first)["val"].stride()
+        ):
             return [self.bytes_of[self._name(first)]]
         if node.target in _KEEP_TERMS and isinstance(first, fx.Node):
-            return [first.meta["val"].numel() * values[0].itemsize]
+            return [meta_of(first)["val"].numel() * values[0].itemsize]
         if node.target in _STATISTICS and isinstance(weight := node.args[_STATISTICS[node.target]], fx.Node):
-            return [sizes[0], *(value.numel() * weight.meta["val"].itemsize for value in values[1:])]
+            return [sizes[0], *(value.numel() * meta_of(weight)["val"].itemsize for value in values[1:])]
         if node.target in _MISDESCRIBED:
             return _measured_sizes(node)
         return sizes
 
     def _add_existing(self, node: fx.Node) -> None:
-        name, value = node.meta.get("storage", node.name), node.meta["val"]
-        if self._add(value, name, node.meta.get("bytes", value.untyped_storage().nbytes())):
-            self.role_of[name] = node.meta.get("role", Role.OTHER)
+        name, value = meta_of(node).get("storage", node.name), meta_of(node)["val"]
+        if self._add(value, name, meta_of(node).get("bytes", value.untyped_storage().nbytes())):
+            self.role_of[name] = meta_of(node).get("role", Role.OTHER)
 
     def _op(self, node: fx.Node) -> Op:
         inputs = tuple(dict.fromkeys(self.name_of[storage_id(value)] for value in _tensors_read(node)))
-        several = isinstance(node.meta["val"], (tuple, list))
+        several = isinstance(meta_of(node)["val"], (tuple, list))
         outputs = []
-        values = _results(node) if several else [node.meta["val"]]
+        values = _results(node) if several else [meta_of(node)["val"]]
         if _is_view(node):  # of a constant, whose views are recorded as if they had memory of their own
             self.name_of.update(
                 {storage_id(value): inputs[0] for value in values if storage_id(value) not in self.name_of}
@@ -119,13 +124,13 @@ class _StorageAnalysis:
             name = f"{node.name}:{position}" if several else node.name
             if isinstance(value, torch.Tensor) and self._add(value, name, size):
                 outputs.append(name)
-                self.phase_made[name] = node.meta["phase"]
+                self.phase_made[name] = meta_of(node)["phase"]
         mutates = tuple(dict.fromkeys(self.name_of[storage_id(value)] for value in _tensors_written(node)))
         return Op(
             name=node.name,
             target=_target(node.target),
-            phase=node.meta["phase"],
-            module=node.meta["module"],
+            phase=meta_of(node)["phase"],
+            module=meta_of(node)["module"],
             needs=tuple(
                 dict.fromkeys(
                     _producer(source).name for source in node.all_input_nodes if _producer(source).op == "call_function"
@@ -134,13 +139,13 @@ class _StorageAnalysis:
             inputs=inputs,
             outputs=tuple(outputs),
             mutates=mutates,
-            holds=tuple(self.name_of[storage] for storage in node.meta.get("holds", ()) if storage in self.name_of),
+            holds=tuple(self.name_of[storage] for storage in meta_of(node).get("holds", ()) if storage in self.name_of),
             random=torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()),
             view=not outputs
             and not mutates
-            and any(isinstance(value, torch.Tensor) for value in pytree.tree_leaves(node.meta["val"])),
-            once="tangent_of" in node.meta,
-            rule_inputs=self._rule_inputs(node, outputs) if node.meta["phase"] is Phase.FORWARD else (),
+            and any(isinstance(value, torch.Tensor) for value in pytree.tree_leaves(meta_of(node)["val"])),
+            once="tangent_of" in meta_of(node),
+            rule_inputs=self._rule_inputs(node, outputs) if meta_of(node)["phase"] is Phase.FORWARD else (),
         )
 
     def _rule_inputs(self, node: fx.Node, outputs: list[str]) -> tuple[str, ...]:
@@ -154,9 +159,10 @@ class _StorageAnalysis:
         )
 
     def _output(self) -> tuple[list[str], tuple[tuple[str, str], ...], set[str]]:
-        (output,) = self.graph.find_nodes(op="output")
-        outputs, gradients, updates = output.args[0]
-        parameters = [node for node in self.graph.find_nodes(op="placeholder") if node.meta["role"] is Role.PARAMETER]
+        outputs, gradients, updates = step_outputs(self.graph)
+        parameters = [
+            node for node in self.graph.find_nodes(op="placeholder") if meta_of(node)["role"] is Role.PARAMETER
+        ]
         return (
             list(dict.fromkeys(self._name(node) for node in outputs)),
             tuple(
@@ -197,7 +203,7 @@ def _measured_sizes(node: fx.Node) -> list[int]:
     """The bytes behind each result of an op, from running it on zeros."""
 
     def zeros(source: fx.Node) -> torch.Tensor:
-        value = source.meta["val"]
+        value = meta_of(source)["val"]
         return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
 
     args, kwargs = fx.map_arg((node.args, node.kwargs), zeros)
@@ -221,7 +227,7 @@ def _producer(node: fx.Node) -> fx.Node:
 
 def _tensors_read(node: fx.Node) -> Iterator[torch.Tensor]:
     for source in node.all_input_nodes:
-        for value in pytree.tree_leaves(source.meta["val"]):
+        for value in pytree.tree_leaves(meta_of(source)["val"]):
             if isinstance(value, torch.Tensor):
                 yield value
 
@@ -236,8 +242,8 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
 
 def _results(node: fx.Node) -> list[Any]:
     """The results of an op with several; those that its mask leaves out are recorded, but not made."""
-    mask = _arguments(node).get("output_mask") or [True] * len(node.meta["val"])
-    return [value if wanted else None for value, wanted in zip(node.meta["val"], mask, strict=True)]
+    mask = _arguments(node).get("output_mask") or [True] * len(meta_of(node)["val"])
+    return [value if wanted else None for value, wanted in zip(meta_of(node)["val"], mask, strict=True)]
 
 
 def _tensors_written(node: fx.Node) -> Iterator[torch.Tensor]:
@@ -248,7 +254,7 @@ def _tensors_written(node: fx.Node) -> Iterator[torch.Tensor]:
         if argument.alias_info is not None and argument.alias_info.is_write:
             for source in pytree.tree_leaves(given.get(argument.name)):
                 if isinstance(source, fx.Node):
-                    yield source.meta["val"]
+                    yield meta_of(source)["val"]
 
 
 def _target(target: Any) -> str:

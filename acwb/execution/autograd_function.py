@@ -12,6 +12,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from acwb._torch import below_autograd, foreach_copy, keeps_graph, version
+from acwb.capture.node_meta import step_outputs
 from acwb.capture.step import TracedStep
 from acwb.core.graph import Role
 from acwb.errors import AcwbError
@@ -36,10 +37,11 @@ class PlannedCall:
         self.parts: PartitionedStep = partition(step, states)
         self.draws = any(op.random for op in step.graph.ops)
         parameters = [position for position, slot in enumerate(step.slots) if slot.role is Role.PARAMETER]
-        (output,) = step.fx_graph.find_nodes(op="output")
         self.trained = tuple(
             (position, number)
-            for number, (position, gradient) in enumerate(zip(parameters, output.args[0][1], strict=True))
+            for number, (position, gradient) in enumerate(
+                zip(parameters, step_outputs(step.fx_graph).gradients, strict=True)
+            )
             if gradient is not None
         )
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from acwb._torch import pytree
 from acwb.capture.module_state import settings_of
+from acwb.capture.node_meta import meta_of
 from acwb.capture.step import TracedStep
 from acwb.capture.tensor_specs import TensorSpec
 from acwb.capture.tracer import LossFunction, capture
@@ -293,7 +294,7 @@ def _as_arguments(example: object) -> Arguments:
 
 def _with_loss(costs: Profile, step: TracedStep, share: float) -> Profile:
     """A profile in which the loss has its memory where its tangents are made."""
-    tangents = [node.name for node in step.fx_graph.nodes if "tangent_of" in node.meta]
+    tangents = [node.name for node in step.fx_graph.nodes if "tangent_of" in meta_of(node)]
     size = sum(step.graph.storage[name].bytes for name in tangents)
     more = max(0, round(share * size) - size)
     return replace(costs, workspace_bytes={**costs.workspace_bytes, tangents[0]: more})
@@ -303,7 +304,7 @@ def _with_more(step: TracedStep, accumulate: bool) -> StepGraph:
     """The step's graph with what else is there: former values of what is written back, gradients of earlier batches."""
     graph = step.graph
     placeholders = step.fx_graph.find_nodes(op="placeholder")
-    former = [placeholders[position].meta["storage"] for position in inputs_overwritten_before_backward(step)]
+    former = [meta_of(placeholders[position])["storage"] for position in inputs_overwritten_before_backward(step)]
     more = [Storage(f"{name}, former value", graph.storage[name].bytes, Role.OTHER) for name in former]
     if accumulate:
         for parameter, gradient in graph.gradients:

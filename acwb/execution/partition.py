@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from acwb._torch import storage_id
+from acwb.capture.node_meta import meta_of, step_outputs
 from acwb.capture.step import TracedStep
 from acwb.core.graph import Phase, Role
 
@@ -59,13 +60,12 @@ def partition(step: TracedStep, states: Sequence[str]) -> PartitionedStep:
         states: its constants that hold random states; every call gets its own.
     """
     graph = step.fx_graph
-    (output,) = graph.find_nodes(op="output")
-    outputs, gradients, _ = output.args[0]
-    updates = next((node.args[1] for node in graph.nodes if node.meta.get("writes_back")), ())
-    inputs = [node for node in graph.find_nodes(op="placeholder") if node.meta["role"] is not Role.OPTIMIZER_STATE]
-    ops = [node for node in graph.nodes if node.op == "call_function" and not node.meta.get("writes_back")]
+    outputs, gradients, _ = step_outputs(graph)
+    updates = next((node.args[1] for node in graph.nodes if meta_of(node).get("writes_back")), ())
+    inputs = [node for node in graph.find_nodes(op="placeholder") if meta_of(node)["role"] is not Role.OPTIMIZER_STATE]
+    ops = [node for node in graph.nodes if node.op == "call_function" and not meta_of(node).get("writes_back")]
     first = [node for node in ops if _phase(node) is Phase.FORWARD]
-    tangents = [node for node in ops if "tangent_of" in node.meta]
+    tangents = [node for node in ops if "tangent_of" in meta_of(node)]
     second = [node for node in ops if _phase(node) is Phase.BACKWARD and node not in tangents]
     second = _views_of([inputs[position] for position in step.updated], first, second) + second
     used = {source for node in second for source in node.all_input_nodes} | {each for each in gradients if each}
@@ -92,17 +92,17 @@ def partition(step: TracedStep, states: Sequence[str]) -> PartitionedStep:
         read,
         stale=tuple(position for position in step.updated if _matters(inputs[position], second)),
         states=tuple(node.target for node in kept),
-        tangent_strides={node.meta["tangent_of"]: _strides(node.meta["val"]) for node in tangents},
+        tangent_strides={meta_of(node)["tangent_of"]: _strides(meta_of(node)["val"]) for node in tangents},
     )
 
 
 def _views_of(written: Sequence[fx.Node], first: Sequence[fx.Node], second: Sequence[fx.Node]) -> list[fx.Node]:
     """The views, used in the backward phase, of inputs that are written back before it: they are taken again there."""
-    storages = {storage_id(node.meta["val"]) for node in written}
+    storages = {storage_id(meta_of(node)["val"]) for node in written}
     used = {source for node in second for source in node.all_input_nodes}
     found: list[fx.Node] = []
     for node in reversed(first):
-        value = node.meta["val"]
+        value = meta_of(node)["val"]
         if node in used and isinstance(value, torch.Tensor) and storage_id(value) in storages:
             found.append(node)
             used.update(node.all_input_nodes)
@@ -126,7 +126,7 @@ def _matters(node: fx.Node, readers: Sequence[fx.Node]) -> bool:
     readers = [
         reader
         for reader in readers
-        if not reader.meta.get("writes_back") and reader.target not in IGNORE_RUNNING_STATISTICS
+        if not meta_of(reader).get("writes_back") and reader.target not in IGNORE_RUNNING_STATISTICS
     ]
     return any(node in reader.all_input_nodes for reader in readers)
 
@@ -134,7 +134,7 @@ def _matters(node: fx.Node, readers: Sequence[fx.Node]) -> bool:
 def _phase(node: fx.Node) -> Phase:
     """The phase of an op; that of its op for a node that names a part of its result."""
     source = node.args[0] if node.target is operator.getitem else None
-    phase: Phase = _phase(source) if isinstance(source, fx.Node) else node.meta["phase"]
+    phase: Phase = _phase(source) if isinstance(source, fx.Node) else meta_of(node)["phase"]
     return phase
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from acwb import rng
+from acwb.capture.node_meta import meta_of, set_meta
 from acwb.capture.recompute_rules import parts_of, rule_of
 from acwb.capture.step import TracedStep
 from acwb.core.graph import Op, Phase, Role, StepGraph, Storage
@@ -132,13 +133,13 @@ class _GraphEmitter:
         for op, *others in groups:
             for run in before.get(op.name, ()):
                 copy = self._emit_by_rule if run.by_rule else self._again
-                copy(originals[run.op], run, op.meta["phase"])
+                copy(originals[run.op], run, meta_of(op)["phase"])
             if op.name in replayed:
                 self._keep_state(op)
             for node in (op, *others):
                 self._take_over(node)
         for node in self.graph.find_nodes(op="call_function", target=operator.getitem):
-            if "recomputes" in node.meta and not node.users:
+            if "recomputes" in meta_of(node) and not node.users:
                 self.graph.erase_node(node)
         self.graph.lint()
 
@@ -175,19 +176,19 @@ class _GraphEmitter:
         ]
         results = [parts[position] if position in rule.results else None for position in range(max(rule.results) + 1)]
         copy = self._add(node, run, rule.kernel, fx.map_arg((read, results), self._newest.__getitem__), phase)
-        copy.meta["val"] = parts[0].meta["val"]
+        meta_of(copy)["val"] = meta_of(parts[0])["val"]
         self._newest[parts[0]] = copy
 
     def _keep_state(self, node: fx.Node) -> None:
         """Keep the random state from which an op that will replay draws."""
         name = state_name(node.name)
         self.states[name] = rng.get_state(self._device)
-        about = {"phase": node.meta["phase"], "module": node.meta["module"]}
+        phase, module = meta_of(node)["phase"], meta_of(node)["module"]
         state = self._state_of[node.name] = self.graph.create_node("get_attr", name, name=name)
-        state.meta = {"val": self.states[name], **about}
+        set_meta(state, val=self.states[name], phase=phase, module=module)
         arguments = (state, self._device)
         kept = self.graph.create_node("call_function", rng.record_state, arguments, name=f"{name}_kept")
-        kept.meta = {"val": None, **about}
+        set_meta(kept, val=None, phase=phase, module=module)
 
 
 def _by_op(graph: fx.Graph) -> list[list[fx.Node]]:

@@ -4,12 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def in_this_process(
-    function: Callable[..., Any],
-    *args: Any,
-    environment: object = None,
-    shows_progress: bool = False,
-    **kwargs: Any,  # noqa: ARG001
-) -> Any:
+def in_this_process(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """In the place of `run_in_fresh_process`, which has tests of its own."""
-    return function(*args, **kwargs)
+    own = {name: value for name, value in kwargs.items() if name not in ("environment", "shows_progress")}
+    return function(*args, **own)
