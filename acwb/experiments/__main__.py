@@ -8,6 +8,7 @@ from pathlib import Path
 from acwb.errors import AcwbError
 from acwb.experiments import benchmarks, planner_study
 from acwb.experiments.notebooks import NOTEBOOKS, publish
+from acwb.experiments.results_page import write_pages
 from acwb.experiments.scales import SCALES
 
 TABLES: Mapping[str, Callable[[], None]] = {
@@ -31,10 +32,14 @@ def main(arguments: list[str] | None = None) -> int:
     notebooks.add_argument("paths", nargs="*", type=Path, help="all of them by default")
     table = commands.add_parser("table", help="measure a table and write it to results/full")
     table.add_argument("name", choices=TABLES)
+    commands.add_parser("page", help="write results/README.md and the table of results in README.md")
     chosen = parser.parse_args(arguments)
     try:
         if chosen.command == "table":
             TABLES[chosen.name]()
+        elif chosen.command == "page":
+            results = NOTEBOOKS.parent / "results"
+            write_pages(results / "full", results / "README.md", NOTEBOOKS.parent / "README.md")
         else:
             paths = [path.resolve() for path in chosen.paths] or sorted(NOTEBOOKS.glob("*.ipynb"))
             publish(chosen.scale, NOTEBOOKS.parent / "results" / chosen.scale, paths)
