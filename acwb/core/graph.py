@@ -42,6 +42,16 @@ class Role(StrEnum):
     OTHER = "other"  # temporaries and the loss
 
 
+def output_name(op: str, position: int) -> str:
+    """The storage of output number `position` of an op with several outputs; an only output is called like its op."""
+    return f"{op}:{position}"
+
+
+def output_position(name: str) -> int:
+    """The position that `output_name` put into the name of a storage."""
+    return int(name.rpartition(":")[2])
+
+
 @dataclass(frozen=True)
 class Storage:
     """A block of memory, shared by a tensor and all its views.
@@ -94,9 +104,13 @@ class Op:
 
     @property
     def recomputable(self) -> bool:
-        """Whether it gives its result again, and does nothing else, when it runs again; an update never does."""
-        gives_again = not self.once and (self.view or bool(self.outputs))
-        return self.phase is not Phase.OPTIMIZER and not self.mutates and gives_again
+        """Whether a second run gives the same result and does nothing else; an op of the optimizer never does."""
+        has_result = self.view or bool(self.outputs)
+        return self.phase is not Phase.OPTIMIZER and not self.mutates and not self.once and has_result
+
+    def results(self, by_rule: bool = False) -> tuple[str, ...]:
+        """The storages that a run makes: all outputs, or only the first one by the recompute rule."""
+        return self.outputs[:1] if by_rule else self.outputs
 
 
 @dataclass(frozen=True)
@@ -328,11 +342,15 @@ class StepGraph:
             return cls.of(content)
 
     def __repr__(self) -> str:
+        return self.report("StepGraph")
+
+    def report(self, heading: str) -> str:
+        """The graph in a few lines: batch, ops, activations, bytes by role."""
         environment = self.environment
         count = Counter(op.phase for op in self.ops)
         held = sum(activation.bytes for activation in self.activations)
         lines = [
-            f"StepGraph: {self.title}, {environment.optimizer}, {environment.device}, torch {environment.torch}",
+            f"{heading}: {self.title}, {environment.optimizer}, {environment.device}, torch {environment.torch}",
             *(f"  {text}" for text in environment.batch),
             "  ops         " + ", ".join(f"{count[phase]:,} {phase}" for phase in Phase),
             f"  activations {len(self.activations):,} storages, {format_bytes(held)} held from forward to backward",

@@ -1,4 +1,4 @@
-"""A schedule says exactly what a step does, in order; a timeline says what that costs. Both are values, without torch.
+"""Schedules: everything that a step does, in order, as a value without torch; and the builders of schedules.
 
 The captured step is the schedule that runs every op once and frees every storage after its last use. Recomputing an op
 is one more `Run` with the next copy number, which makes new storages under the same names; swapping is a pair of
@@ -13,13 +13,13 @@ from weakref import WeakKeyDictionary
 import numpy
 
 from acwb.core.graph import Op, Phase, StepGraph
-from acwb.core.graph_arrays import GraphArrays, arrays_of
+from acwb.core.graph_arrays import Array, GraphArrays, arrays_of
 from acwb.errors import AcwbError
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run an op. Copy 0 is the original, a higher one a recomputation; `by_rule`, only of its first output."""
+    """Run an op. Copy 0 is the original, copy > 0 a recomputation; with `by_rule`, only of its first output."""
 
     op: str
     copy: int = 0
@@ -28,7 +28,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Give a storage's memory back."""
+    """Free a storage."""
 
     storage: str
     copy: int = 0
@@ -36,7 +36,7 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class SwapOut:
-    """Move a storage out of the device's memory, beside the computation."""
+    """Move a storage out of the device's memory, in parallel with the computation."""
 
     storage: str
     copy: int = 0
@@ -44,7 +44,7 @@ class SwapOut:
 
 @dataclass(frozen=True, slots=True)
 class SwapIn:
-    """Bring a storage back; `stall` is the time in seconds that the computation waits for it."""
+    """Bring a swapped storage back; `stall` is the time in seconds that the computation waits for it."""
 
     storage: str
     copy: int = 0
@@ -64,15 +64,17 @@ class Schedule:
         return len(self.entries)
 
     def replayed(self, graph: StepGraph) -> tuple[str, ...]:
-        """The random ops that run again with the numbers of their first run, for which a random state is kept."""
-        again = dict.fromkeys(run.op for run in self.entries if isinstance(run, Run) and run.copy and not run.by_rule)
-        return tuple(name for name in again if graph.op(name).random)
+        """The random ops that are recomputed with the random numbers of their first run, from a saved RNG state."""
+        recomputed = dict.fromkeys(
+            run.op for run in self.entries if isinstance(run, Run) and run.copy and not run.by_rule
+        )
+        return tuple(name for name in recomputed if graph.op(name).random)
 
     def __repr__(self) -> str:
         runs = [entry for entry in self.entries if isinstance(entry, Run)]
-        again = sum(run.copy > 0 for run in runs)
+        recomputations = sum(run.copy > 0 for run in runs)
         swaps = sum(isinstance(entry, SwapOut) for entry in self.entries)
-        return f"Schedule({len(runs):,} runs, {again:,} of them recomputations, {swaps:,} swaps)"
+        return f"Schedule({len(runs):,} runs, {recomputations:,} of them recomputations, {swaps:,} swaps)"
 
 
 class _FirstEntries:
@@ -93,128 +95,133 @@ def _first_entries(graph: StepGraph) -> _FirstEntries:
 
 
 class ScheduleBuilder:
-    """Lists what runs, in order; a view is taken again before it is read, if its base was made again since."""
+    """Appends runs in order, and retakes a view whenever its base has been recomputed since.
+
+    Places are positions in `runs`.
+    """
 
     def __init__(self, graph: StepGraph) -> None:
         self.runs: list[Run] = []
         self._graph = graph
-        self._through = arrays_of(graph).through
-        self._readers = arrays_of(graph).readers
-        self._firsts = _first_entries(graph).runs
+        self._arrays = arrays_of(graph)
+        self._readers = self._arrays.readers
+        self._first_runs = _first_entries(graph).runs
         self._next = 0  # the next op that has not run yet
-        self._copies: dict[int, int] = {}  # of each op that ran again
-        self._made: dict[str, int] = {}  # where each storage that was made again was made last
-        self._taken: dict[int, int] = {}  # where each view that was taken again was taken last
-        self._done: list[int] = [-1] * len(graph.ops)  # where each op ran first
+        self._copies: dict[int, int] = {}  # the newest copy of each recomputed op
+        self._recomputed_at: dict[str, int] = {}  # the last place at which each storage was recomputed
+        self._retaken_at: dict[int, int] = {}  # the last place at which each view was retaken
+        self._first_at: list[int] = [-1] * len(graph.ops)  # the place of the first run of each op
 
     def run_until(self, stop: int) -> None:
-        """Run all ops up to number `stop`, those that have not run yet."""
+        """Run the ops before op number `stop` that have not run yet."""
         while self._next < stop:
             end = stop
-            if self._made:  # else no view is of an older copy
+            if self._recomputed_at:  # else no view is of an older copy
                 reader = bisect_left(self._readers, self._next)
                 end = min(stop, self._readers[reader]) if reader < len(self._readers) else stop
                 if end == self._next:
-                    self._renew(self._through[end])
+                    self._retake(self._arrays.through[end])
                     end += 1
-            position = len(self.runs)
-            self._done[self._next : end] = range(position, position + end - self._next)
-            self.runs += self._firsts[self._next : end]
+            place = len(self.runs)
+            self._first_at[self._next : end] = range(place, place + end - self._next)
+            self.runs += self._first_runs[self._next : end]
             self._next = end
 
     def recompute(self, rank: int, by_rule: bool = False) -> None:
-        """Run op number `rank` again, by its recompute rule if it is to be `by_rule`."""
-        self._renew(self._through[rank + by_rule * len(self._graph.ops)])
-        for name in made_by(self._graph.ops[rank], by_rule):
-            self._made[name] = len(self.runs)
+        """Recompute op number `rank`, by its recompute rule if `by_rule`."""
+        self._retake(self._arrays.through[self._arrays.number(rank, by_rule)])
+        for name in self._graph.ops[rank].results(by_rule):
+            self._recomputed_at[name] = len(self.runs)
         self._append(rank, by_rule)
 
-    def _renew(self, views: Sequence[int]) -> None:
-        """Take views again that are of older copies."""
+    def _retake(self, views: Sequence[int]) -> None:
+        """Retake those of `views` that are of older copies."""
         for view in views:
-            taken = self._taken.get(view, self._done[view])
-            if any(self._made.get(name, -1) > taken for name in self._graph.ops[view].inputs):
+            taken_at = self._retaken_at.get(view, self._first_at[view])
+            if any(self._recomputed_at.get(name, -1) > taken_at for name in self._graph.ops[view].inputs):
                 self._append(view, False)
 
     def _append(self, rank: int, by_rule: bool) -> None:
         self._copies[rank] = self._copies.get(rank, 0) + 1
         if self._graph.ops[rank].view:
-            self._taken[rank] = len(self.runs)
+            self._retaken_at[rank] = len(self.runs)
         self.runs.append(Run(self._graph.ops[rank].name, self._copies[rank], by_rule))
 
     def was_recomputed(self, name: str) -> bool:
-        """Whether there is a newer copy of a storage than the first."""
-        return name in self._made
-
-
-def made_by(op: Op, by_rule: bool = False) -> tuple[str, ...]:
-    """The storages that a run of `op` makes."""
-    return op.outputs[:1] if by_rule else op.outputs
+        """Whether a storage has a newer copy than the first."""
+        return name in self._recomputed_at
 
 
 def with_frees(graph: StepGraph, runs: Sequence[Run]) -> Schedule:
-    """The schedule that does `runs` and frees every storage right after its last use."""
-    numbers, count, end = arrays_of(graph), len(graph.ops), len(runs)
-    ops = numpy.array([graph.rank[run.op] + count * run.by_rule for run in runs], dtype=numpy.int64)
-    made_at, made = numbers.makes.of(ops)
-    used_at, used = numbers.uses.of(ops)
-    used_at, used = used_at[numbers.made[used]], used[numbers.made[used]]
-    used_at, used = numpy.append(used_at, numpy.full(len(numbers.kept), end)), numpy.append(used, numbers.kept)
-    # A storage and a place as one number, in which the last making before a use is the next number below.
-    order = numpy.argsort(made * (end + 1) + made_at, kind="stable")
-    makings = (made * (end + 1) + made_at)[order]
-    last = made_at[order].copy()
-    numpy.maximum.at(last, numpy.searchsorted(makings, used * (end + 1) + used_at) - 1, used_at)
-    freed_after = numpy.empty_like(last)
-    freed_after[order] = last
+    """The schedule that does `runs` and frees every copy of a storage right after its last use.
+
+    A use is of the newest copy before it. Its definition is `naive_frees` in tests/core/test_schedule.py.
+    """
+    arrays, end = arrays_of(graph), len(runs)
+    ops = numpy.array([arrays.number(graph.rank[run.op], run.by_rule) for run in runs], dtype=numpy.int64)
+    made_at, made = arrays.makes.of(ops)
+    used_at, used = arrays.uses.of(ops)
+    used_at, used = used_at[arrays.made[used]], used[arrays.made[used]]
+    used_at, used = numpy.append(used_at, numpy.full(len(arrays.kept), end)), numpy.append(used, arrays.kept)
+
+    def key(storage: Array, place: Array) -> Array:
+        """Storage and place as one number: the copy that a use reads has the next smaller key."""
+        return storage * (end + 1) + place
+
+    order = numpy.argsort(key(made, made_at), kind="stable")
+    last_use = made_at[order].copy()
+    reads_copy = numpy.searchsorted(key(made, made_at)[order], key(used, used_at)) - 1
+    numpy.maximum.at(last_use, reads_copy, used_at)
+    freed_after = numpy.empty_like(last_use)
+    freed_after[order] = last_use
     freed = numpy.argsort(freed_after, kind="stable")  # those of the same place in the order in which they were made
-    firsts = _first_entries(graph).frees
+    first_frees = _first_entries(graph).frees
     frees = [
-        Free(firsts[storage].storage, copy) if (copy := runs[at].copy) else firsts[storage]
-        for storage, at in zip(made[freed].tolist(), made_at[freed].tolist(), strict=True)
+        Free(first_frees[storage].storage, copy) if (copy := runs[place].copy) else first_frees[storage]
+        for storage, place in zip(made[freed].tolist(), made_at[freed].tolist(), strict=True)
     ]
-    bounds = numpy.searchsorted(freed_after[freed], numpy.arange(end), side="right").tolist()
+    stops = numpy.searchsorted(freed_after[freed], numpy.arange(end), side="right").tolist()
     entries: list[Entry] = []
     done = 0
-    for run, bound in zip(runs, bounds, strict=True):
+    for run, stop in zip(runs, stops, strict=True):
         entries.append(run)
-        if bound > done:
-            entries += frees[done:bound]
-            done = bound
+        if stop > done:
+            entries += frees[done:stop]
+            done = stop
     return Schedule(tuple(entries))
 
 
 def just_in_time(graph: StepGraph, discard: Collection[str] = ()) -> Schedule:
-    """Run the step as captured, but recompute the activations in `discard` right before they are first needed again.
+    """The captured step, but with the activations in `discard` recomputed right before their first backward use.
 
-    A recomputed activation stays until its last use; what else its recomputation needs is run again too, and dropped.
+    A recomputed activation lives until its last use; other results that its recomputation needs are recomputed, too.
     """
     dropped = frozenset(discard)
     unknown = dropped - {activation.name for activation in graph.activations}
     if unknown:
         raise AcwbError(f"{', '.join(sorted(unknown))} cannot be discarded: not an activation of this graph.")
-    listing = ScheduleBuilder(graph)
+    builder = ScheduleBuilder(graph)
     for rank, op in enumerate(graph.ops):
-        if dropped and op.phase is Phase.BACKWARD and (chain := _missing(graph, op, dropped, listing)):
-            listing.run_until(rank)
+        if dropped and op.phase is Phase.BACKWARD and (chain := _missing(graph, op, dropped, builder)):
+            builder.run_until(rank)
             for source in chain:
-                listing.recompute(source)
-    listing.run_until(len(graph.ops))
-    return with_frees(graph, listing.runs)
+                builder.recompute(source)
+    builder.run_until(len(graph.ops))
+    return with_frees(graph, builder.runs)
 
 
-def _missing(graph: StepGraph, op: Op, dropped: frozenset[str], listing: ScheduleBuilder) -> list[int]:
-    """The forward ops that make again what `op` reads and is not there, in order."""
-    found: set[int] = set()
-    waiting = [op]
-    while waiting:
-        for name in waiting.pop().inputs:
+def _missing(graph: StepGraph, op: Op, dropped: frozenset[str], builder: ScheduleBuilder) -> list[int]:
+    """The forward ops whose recomputation gives what `op` reads and is not alive, in order."""
+    sources: set[int] = set()
+    pending = [op]
+    while pending:
+        for name in pending.pop().inputs:
             if name not in graph.maker or (
-                name in graph.surviving and (name not in dropped or listing.was_recomputed(name))
+                name in graph.surviving and (name not in dropped or builder.was_recomputed(name))
             ):
                 continue
             source = graph.rank[graph.maker[name]]
-            if graph.ops[source].phase is Phase.FORWARD and source not in found:
-                found.add(source)
-                waiting.append(graph.ops[source])
-    return sorted(found)
+            if graph.ops[source].phase is Phase.FORWARD and source not in sources:
+                sources.add(source)
+                pending.append(graph.ops[source])
+    return sorted(sources)

@@ -67,7 +67,7 @@ Offence = tuple[int, str]  # the entry that cannot be followed, and why
 
 
 def simulate(profile: Profile, schedule: Schedule) -> Timeline:
-    """What `core.schedule` costs, at every point; a schedule that uses what is not there is refused."""
+    """What `schedule` costs, at every point; a schedule that uses what is not there is refused."""
     simulation = _Simulation(profile, schedule)
     offences = list(simulation.offences())
     if offences:
@@ -85,15 +85,15 @@ class _Simulation:
         self.profile = profile
         self.schedule = schedule
         self.graph = graph = profile.graph
-        self.numbers = numbers = arrays_of(graph)
+        self.arrays = arrays = arrays_of(graph)
         self.end = len(schedule.entries) + 1
         self.runs = [entry for entry in schedule.entries if isinstance(entry, Run)]
         self.moves = [entry for entry in schedule.entries if not isinstance(entry, Run)]
         is_run = numpy.array([type(entry) is Run for entry in schedule.entries], dtype=bool)
         self.swaps_in = [at for at, move in enumerate(self.moves) if isinstance(move, SwapIn)]
         self.run_at, self.move_at = numpy.flatnonzero(is_run) + 1, numpy.flatnonzero(~is_run) + 1
-        self.ops = _array([graph.rank.get(run.op, UNKNOWN) + len(graph.ops) * run.by_rule for run in self.runs])
-        self.moved = _array([numbers.number.get(move.storage, UNKNOWN) for move in self.moves])
+        self.ops = _array([arrays.number(graph.rank.get(run.op, UNKNOWN), run.by_rule) for run in self.runs])
+        self.moved = _array([arrays.position.get(move.storage, UNKNOWN) for move in self.moves])
         if self.ops.min(initial=0) < 0:
             raise AcwbError(f"The schedule runs {self.runs[self.ops.argmin()].op}, which is not an op of this graph.")
         if self.moved.min(initial=0) < 0:
@@ -107,14 +107,14 @@ class _Simulation:
 
     def _list_makings(self) -> None:
         """Which run makes which storage where, each storage's in turn."""
-        position, storage = self.numbers.makes.of(self.ops)
+        position, storage = self.arrays.makes.of(self.ops)
         key = storage * self.end + self.run_at[position]
         order = numpy.argsort(key)
         self.makings, self.made, self.made_copy = key[order], storage[order], self.copies[position][order]
 
     def _list_events(self) -> None:
         """Which items come and go where, each item's in turn."""
-        before = numpy.flatnonzero(~self.numbers.made)
+        before = numpy.flatnonzero(~self.arrays.made)
         moved = self.moved * self.widest + self.move_copies
         comes = numpy.isin(numpy.arange(len(self.moves)), self.swaps_in)
         item = numpy.concatenate([before * self.widest, self.made * self.widest + self.made_copy, moved])
@@ -134,7 +134,7 @@ class _Simulation:
         yield from self._old_views()
 
     def _runs_that_may_not_be(self) -> Iterator[Offence]:
-        for position in numpy.flatnonzero((self.copies > 0) | (self.ops >= len(self.graph.ops))).tolist():
+        for position in numpy.flatnonzero((self.copies > 0) | (self.ops >= self.arrays.count)).tolist():
             at, run = int(self.run_at[position]), self.runs[position]
             if run.by_rule and (run.op not in self.profile.rules or not run.copy):
                 yield at, f"The schedule runs {run.op} by a recompute rule, which the profile does not have for it."
@@ -143,8 +143,9 @@ class _Simulation:
 
     def _runs_before_what_they_need(self) -> Iterator[Offence]:
         first = numpy.full(len(self.graph.ops), self.end)
-        numpy.minimum.at(first, self.ops % len(self.graph.ops), self.run_at)
-        position, need = self.numbers.needs.of(self.ops % len(self.graph.ops))
+        base_ops = self.arrays.base_op(self.ops)
+        numpy.minimum.at(first, base_ops, self.run_at)
+        position, need = self.arrays.needs.of(base_ops)
         yield from self._first(
             first[need] >= self.run_at[position],
             self.run_at[position],
@@ -172,7 +173,7 @@ class _Simulation:
                 yield int(self.at[odd]), f"The schedule swaps in {what}, which was not swapped out."
 
     def _reads_of_what_is_gone(self) -> Iterator[Offence]:
-        position, storage = self.numbers.reads.of(self.ops)
+        position, storage = self.arrays.reads.of(self.ops)
         at = self.run_at[position]
         item = storage * self.widest + self._latest(storage, at)[0]
         event = numpy.searchsorted(self.events, item * self.end + at) - 1
@@ -194,9 +195,9 @@ class _Simulation:
     def _old_views(self) -> Iterator[Offence]:
         if self.widest == 1:
             return
-        position, view = self.numbers.views.of(self.ops)
+        position, view = self.arrays.views.of(self.ops)
         takes = numpy.sort(self.ops * self.end + self.run_at)
-        pair, base = self.numbers.bases.of(view)
+        pair, base = self.arrays.bases.of(view)
         position, view = position[pair], view[pair]
         at = self.run_at[position]
         taken = takes[numpy.searchsorted(takes, view * self.end + at) - 1] % self.end
@@ -226,9 +227,9 @@ class _Simulation:
     def timeline(self) -> Timeline:
         """What the schedule costs."""
         storage = self.item // self.widest
-        sizes = self.numbers.sizes[storage]
+        sizes = self.arrays.sizes[storage]
         changes = numpy.zeros((len(Role), self.end), dtype=numpy.int64)
-        numpy.add.at(changes, (self.numbers.roles[storage], self.at), numpy.where(self.comes, sizes, -sizes))
+        numpy.add.at(changes, (self.arrays.roles[storage], self.at), numpy.where(self.comes, sizes, -sizes))
         states = len(self.schedule.replayed(self.graph)) if self.widest > 1 else 0
         state_bytes = self.graph.environment.random_state_bytes
         changes[list(Role).index(Role.OTHER), 0] += states * state_bytes
@@ -255,7 +256,7 @@ class _Simulation:
         """Who is alive after an entry, the largest first."""
         leaves = numpy.append(numpy.where(self.follows[1:], self.at[1:], self.end), self.end)
         alive = self.item[self.comes & (self.at <= step + 1) & (leaves > step + 1)]
-        alive = alive[numpy.argsort(self.numbers.by_size[alive // self.widest] * self.widest + alive % self.widest)]
+        alive = alive[numpy.argsort(self.arrays.by_size[alive // self.widest] * self.widest + alive % self.widest)]
         return tuple([self._copy(item) for item in alive.tolist()])
 
 

@@ -47,7 +47,7 @@ def explain_recomputed(profile: Profile, schedule: Schedule, activation: Activat
     state = _state_of(problem, schedule)
     seconds, peak = state.seconds, state.peak()[1]
     maker = problem.maker[problem.names.index(activation.name)]
-    sites = {rank: op for rank, chain in state.chains.items() for op in chain if op % problem.count == maker}
+    sites = {rank: op for rank, chain in state.chains.items() for op in chain if problem.base_op(op) == maker}
     for rank, op in sites.items():
         state.restore(rank, op, 2 * peak + activation.bytes)  # a limit that nothing exceeds
     kept_peak, saved = state.peak()[1], seconds - state.seconds

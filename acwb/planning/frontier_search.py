@@ -18,7 +18,7 @@ from acwb.planning.bounds import PeakRelaxation, relax_at_peak
 from acwb.planning.heuristics import per_block, recompute_all, sqrt_n
 from acwb.planning.mu_two import discard_sets
 from acwb.planning.pins import NO_PINS
-from acwb.planning.problem import PlanningProblem
+from acwb.planning.problem import PlanningProblem, is_op_slot, rank_of_slot, slot_before, slot_of
 from acwb.planning.recompute_state import ChangeLog, RecomputeChain, RecomputeSites, RecomputeState, sites_of_schedule
 
 HEURISTICS = (recompute_all, sqrt_n, per_block)
@@ -66,7 +66,7 @@ class FrontierPoint:
     @property
     def _sites(self) -> RecomputeSites:
         """Which ops are recomputed before which op."""
-        return self._log.chains()
+        return self._log.sites()
 
 
 def descend(problem: PlanningProblem, effort: SearchEffort = DEFAULT_EFFORT) -> list[FrontierPoint]:
@@ -176,7 +176,7 @@ class _Descent:
     @property
     def ends_in_optimizer(self) -> bool:
         """Whether random ops are recomputed, and the peak is in the optimizer phase."""
-        rank = self.state.peak()[0] // 2
+        rank = rank_of_slot(self.state.peak()[0])
         return self.state.has_replays and self.problem.graph.ops[rank].phase is Phase.OPTIMIZER
 
     def start(self, sites: RecomputeSites) -> None:
@@ -194,10 +194,10 @@ class _Descent:
 
     def keep_only(self, relaxation: PeakRelaxation, limit: int) -> None:
         """Drop every storage that is idle at the relaxation's op and not kept there, then restore what fits again."""
-        state, slot = self.state, 2 * relaxation.rank + 1
+        state, slot = self.state, slot_of(relaxation.rank)
         for storage in sorted(self.usable.nonzero()[0].tolist(), key=lambda storage: -self.problem.maker[storage]):
             if storage not in relaxation.kept and (use := state.idle_use_after(storage, slot)) is not None:
-                state.apply(state.chain(storage, use // 2, kept=relaxation.kept))
+                state.apply(state.chain(storage, rank_of_slot(use), kept=relaxation.kept))
         self._tidy(max(limit, state.peak()[1]))
 
     def run(self, stop: int = 0) -> None:
@@ -241,7 +241,7 @@ class _Descent:
         state = self.state
         for storage, use in (self._idle_in_longest_gap(slot) | self._idle_in_shorter_gap(slot)).items():
             mark = state.mark()
-            self._take(state.chain(storage, use // 2), peak)
+            self._take(state.chain(storage, rank_of_slot(use)), peak)
             for _ in range(self.effort.leap_drops):
                 new_slot, new_peak = state.peak()
                 if new_peak < peak or not self._drop(new_slot, new_peak):
@@ -254,7 +254,10 @@ class _Descent:
     def _longest(self, slot: int) -> "numpy.ndarray":
         """Which storages are idle at `slot` in their longest gap between two uses."""
         state = self.state
-        return self.usable & (state.idle_from < slot + (slot % 2 == 0)) & (state.idle_until // 2 * 2 > slot)
+        begins = state.idle_from < slot + (
+            not is_op_slot(slot)
+        )  # what is used last in a recompute slot is idle after it
+        return self.usable & begins & (slot_before(rank_of_slot(state.idle_until)) > slot)
 
     def _idle_in_longest_gap(self, slot: int) -> dict[int, int]:
         """Storages that are idle at `slot` in their longest gap, with their next use."""
@@ -274,7 +277,7 @@ class _Descent:
                     f"{self.problem.names[storage]} cannot be recomputed: it is not idle between the forward and the "
                     "backward phase. Take it out of recompute."
                 )
-            self.state.apply(self.state.chain(storage, int(self.state.idle_until[storage]) // 2))
+            self.state.apply(self.state.chain(storage, rank_of_slot(int(self.state.idle_until[storage]))))
 
     def _drop(self, slot: int, peak: int) -> bool:
         """Drop the cheapest storage that is idle at `slot`; False where every drop would raise another peak."""
@@ -287,8 +290,8 @@ class _Descent:
 
         `uses` has the next use of each candidate. A score from an earlier turn counts as a lower bound, so only the
         candidate with the least one is evaluated; it is taken if its new score is still the least, else it goes back
-        into the queue (lazy evaluation: Minoux 1978; CELF: Leskovec et al. 2007). There are two stages: the least cost of
-        the chain, then its exact cost, for which it is applied.
+        into the queue (lazy evaluation: Minoux 1978; CELF: Leskovec et al. 2007). There are two stages: a lower bound
+        on the cost of the chain, then its exact cost, for which it is applied.
         """
         state = self.state
         queue = numpy.full(len(self.scores), numpy.inf)  # the score of each candidate, infinite where it is none
@@ -302,7 +305,7 @@ class _Descent:
                 return False
             queue[storage] = numpy.inf
             second = float(queue.min())
-            chain = state.chain(storage, uses[storage] // 2, 0 if storage in alone else peak)
+            chain = state.chain(storage, rank_of_slot(uses[storage]), 0 if storage in alone else peak)
             score = self._least_cost(chain) / self.problem.size[storage]
             if storage in exact or score <= second:
                 mark, before = state.mark(), state.seconds

@@ -82,7 +82,9 @@ class Plan:
     @cached_property
     def decisions(self) -> Mapping[str, Decision]:
         """Whether each activation is kept, recomputed or swapped, by storage name."""
-        recomputed = {storage for run in self._recomputations for storage in self._made(run)}
+        recomputed = {
+            storage for run in self._recomputations for storage in self.profile.graph.op(run.op).results(run.by_rule)
+        }
         swapped = {entry.storage for entry in self.schedule.entries if isinstance(entry, SwapOut)}
         return {
             activation.name: Decision.SWAP
@@ -96,10 +98,6 @@ class Plan:
     @cached_property
     def _recomputations(self) -> tuple[Run, ...]:
         return tuple(entry for entry in self.schedule.entries if isinstance(entry, Run) and entry.copy)
-
-    def _made(self, run: Run) -> tuple[str, ...]:
-        op = self.profile.graph.op(run.op)
-        return op.outputs[:1] if run.by_rule else op.outputs
 
     def _survives(self, activation: Activation) -> bool:
         """Whether the first copy of an activation lives until its first use in the backward phase."""

@@ -17,7 +17,7 @@ from support.toy_graphs import draw, profiled, steps
 
 def assert_exact(problem: PlanningProblem, state: RecomputeState) -> None:
     """Peak and time are those of the simulator."""
-    timeline = simulate(problem.profile, with_frees(problem.graph, runs_of_sites(problem, state.change_log().chains())))
+    timeline = simulate(problem.profile, with_frees(problem.graph, runs_of_sites(problem, state.change_log().sites())))
     assert state.peak()[1] == timeline.peak_bytes
     assert state.seconds == timeline.seconds
 
@@ -33,13 +33,13 @@ def test_every_change_leaves_the_state_that_the_simulator_sees(graph: StepGraph,
         if not waiting:
             return
         each = data.draw(some.sampled_from(waiting))
-        before = (state.change_log().chains(), state.seconds, state.peak(), state.need.tolist())
+        before = (state.change_log().sites(), state.seconds, state.peak(), state.need.tolist())
         mark = state.mark()
         state.apply(state.chain(each, int(state.idle_until[each]) // 2))
         assert_exact(problem, state)
         if data.draw(some.booleans()):
             state.revert(mark)
-            assert before == (state.change_log().chains(), state.seconds, state.peak(), state.need.tolist())
+            assert before == (state.change_log().sites(), state.seconds, state.peak(), state.need.tolist())
         pairs = [(rank, op) for rank, ops in state.chains.items() for op in ops]
         if pairs and data.draw(some.booleans()):
             rank, op = data.draw(some.sampled_from(pairs))
