@@ -1,7 +1,8 @@
 """The simulator against timelines written by hand, a naive reference on random steps, and real runs."""
 
 import dataclasses
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -9,12 +10,13 @@ from hypothesis import strategies as some
 
 import acwb
 from acwb.core.graph import Phase, Role, StepGraph
+from acwb.core.profile import Profile
 from acwb.core.schedule import Entry, Free, Run, Schedule, SwapIn, SwapOut, just_in_time, with_frees
 from acwb.core.simulator import simulate
 from acwb.evaluation.memory import LiveBytesMeter
 from acwb.subject import Subject
 from support.tiny_models import MAKERS, OPTIMIZERS
-from support.toy_graphs import Line, draw, profiled, steps
+from support.toy_graphs import Line, draw, profiled, recomputing_runs, steps, with_rules
 
 BACKWARD: list[Line] = [("B", "one", "", 1)]
 
@@ -206,6 +208,56 @@ def test_random_steps_agree_with_the_definition(graph: StepGraph) -> None:
     assert timeline.tensor_peak_bytes == max(runs)
 
 
+def count_references(profile: Profile, runs: Sequence[Run]) -> tuple[list[tuple[int, int, int]], float]:
+    """Bytes while each run runs, without and with its workspace, and after it; and the seconds: by reference counts."""
+    graph = profile.graph
+    newest = {storage.name: 0 for storage in graph.storages}
+    references: Counter[tuple[str, int]] = Counter()
+    uses = []
+    for run in runs:
+        op = graph.op(run.op)
+        names = op.rule_inputs if run.by_rule else (*op.inputs, *op.mutates, *op.holds)
+        uses.append([(name, newest[name]) for name in dict.fromkeys(names) if name in graph.maker])
+        references.update(uses[-1])
+        for name in op.results(run.by_rule):
+            newest[name] = run.copy
+    references.update((name, newest[name]) for name in graph.kept)
+    live = graph.static_bytes
+    curve, seconds = [], 0.0
+    for run, used in zip(runs, uses, strict=True):
+        made = [(name, run.copy) for name in graph.op(run.op).results(run.by_rule)]
+        live += sum(graph.storage[name].bytes for name, _ in made)
+        time, workspace = profile.seconds[run.op], profile.workspace_bytes[run.op]
+        if run.by_rule:
+            time, workspace = profile.rules[run.op]
+        seconds += time
+        during = live
+        for item in used:
+            references[item] -= 1
+        live -= sum(graph.storage[item[0]].bytes for item in (*used, *made) if not references[item])
+        curve.append((during, during + workspace, live))
+    return curve, seconds
+
+
+@given(steps(), some.data())
+def test_random_schedules_agree_with_reference_counts(graph: StepGraph, data: some.DataObject) -> None:
+    graph = with_rules(graph)
+    workspace = {op.name: data.draw(some.integers(0, 3)) for op in graph.ops}
+    rules = {op.name: (0.25, 2) for op in graph.ops if op.rule_inputs}
+    profile = dataclasses.replace(profiled(graph, workspace), rules=rules)
+    runs = data.draw(recomputing_runs(graph))
+    schedule = with_frees(graph, runs)
+    timeline = simulate(profile, schedule)
+    starts = [at for at, entry in enumerate(schedule.entries) if isinstance(entry, Run)]
+    stops = [start - 1 for start in starts[1:]] + [len(schedule) - 1]
+    tensors, total = timeline.tensor_bytes, timeline.total_bytes
+    curve = [(tensors[start], total[start], tensors[stop]) for start, stop in zip(starts, stops, strict=True)]
+    assert (curve, timeline.seconds) == count_references(profile, runs)
+    assert timeline.peak_bytes == max(with_workspace for _, with_workspace, _ in curve)
+    alive = sum(graph.storage[name].bytes for name, _ in timeline.alive_at_peak)
+    assert alive == tensors[timeline.peak_step]
+
+
 @given(steps(), some.data())
 def test_random_recomputations_hang_together(graph: StepGraph, data: some.DataObject) -> None:
     names = [activation.name for activation in graph.activations]
@@ -229,7 +281,7 @@ def test_random_recomputations_hang_together(graph: StepGraph, data: some.DataOb
 
 def assert_whole_curve(subject: Subject) -> None:
     """Predicted live bytes equal the measured ones at every op of a real, steady-state iteration."""
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     step.run()
     meter = LiveBytesMeter()
     with meter:

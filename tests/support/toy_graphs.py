@@ -1,11 +1,13 @@
 """Hand-drawn and random steps for tests without torch."""
 
+import dataclasses
 from typing import Any
 
 from hypothesis import strategies
 
-from acwb.core.graph import Environment, Op, Phase, Role, StepGraph, Storage
+from acwb.core.graph import Environment, Op, Phase, Role, StepGraph, Storage, output_name
 from acwb.core.profile import Conditions, Profile
+from acwb.core.schedule import Run, ScheduleBuilder
 
 ENVIRONMENT = Environment("2.13.0", "cpu", "Drawing", "SGD", "float32", ())
 CONDITIONS = Conditions("drawing", 1, 1, swapped=False)
@@ -25,7 +27,9 @@ def draw(existing: dict[str, int], lines: list[Line], loss: str, gradients: dict
         inputs = tuple(dict.fromkeys(storage_of[source] for source in sources))
         needs = tuple(dict.fromkeys(source.split(":")[0] for source in sources if source not in existing))
         made = (
-            {f"{name}:{number}": part for number, part in enumerate(size)} if isinstance(size, tuple) else {name: size}
+            {output_name(name, number): part for number, part in enumerate(size)}
+            if isinstance(size, tuple)
+            else {name: size}
         )
         if size is None:
             storage_of[name] = inputs[0]
@@ -60,6 +64,31 @@ def profiled(graph: StepGraph, workspace: dict[str, int] | None = None) -> Profi
     return Profile(graph, seconds, workspaces, nothing, nothing, CONDITIONS)
 
 
+def with_rules(graph: StepGraph) -> StepGraph:
+    """The step with a recompute rule for every forward op with two outputs: from its first input and second output."""
+    ops = [
+        dataclasses.replace(op, rule_inputs=(*op.inputs[:1], op.outputs[1]))
+        if op.phase is Phase.FORWARD and len(op.outputs) == 2
+        else op
+        for op in graph.ops
+    ]
+    return dataclasses.replace(graph, ops=tuple(ops))
+
+
+@strategies.composite
+def recomputing_runs(draw_from: strategies.DrawFn, graph: StepGraph) -> list[Run]:
+    """All ops of a step in order, with random recomputations of earlier ops before some of them, also by rules."""
+    builder = ScheduleBuilder(graph)
+    for rank in sorted(draw_from(strategies.sets(strategies.integers(1, len(graph.ops) - 1), max_size=4))):
+        builder.run_until(rank)
+        earlier = [number for number, op in enumerate(graph.ops[:rank]) if op.recomputable and not op.view]
+        for number in draw_from(strategies.lists(strategies.sampled_from(earlier), max_size=4)) if earlier else ():
+            by_rule = bool(graph.ops[number].rule_inputs) and draw_from(strategies.booleans())
+            builder.recompute(number, by_rule)
+    builder.run_until(len(graph.ops))
+    return builder.runs
+
+
 @strategies.composite
 def steps(draw_from: strategies.DrawFn, most: int = 12) -> StepGraph:
     """A random step: forward ops that read some of what is there, a backward op for each in reverse, one update."""
@@ -77,7 +106,7 @@ def steps(draw_from: strategies.DrawFn, most: int = 12) -> StepGraph:
             lines.append(("F", name, " ".join(reads), (draw_from(sizes), draw_from(sizes))))
         else:
             lines.append(("F", name, " ".join(reads), draw_from(sizes)))
-        values += [f"{name}:0", f"{name}:1"] if kind == "pair" else [name]
+        values += [output_name(name, 0), output_name(name, 1)] if kind == "pair" else [name]
     lines.append(("F", "loss", values[-1], 1))
     previous = "one"
     lines.append(("B", "one", "", 1))
