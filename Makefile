@@ -1,9 +1,10 @@
-# make run: every notebook, quick scale.  make test: lint, types, fast tests.  The rest is listed in the README.
+# make run: every notebook, quick scale.  make check: lint, types, torch-free tests.  make test: all fast tests.
+# The rest is listed in the README.
 PYTHON ?= python3.11
 BIN := .venv/bin
 TABLES := captured predictions tradeoff overheads largest capped
 
-.PHONY: run test test-slow lab results bench bench-inductor $(TABLES) clean
+.PHONY: run lint check test test-slow lab results bench bench-inductor $(TABLES) clean
 
 # Installed again whenever the dependencies change; what is there already is kept.
 .venv/installed: pyproject.toml
@@ -14,15 +15,22 @@ TABLES := captured predictions tradeoff overheads largest capped
 run: .venv/installed
 	$(BIN)/python -m acwb.experiments notebooks quick
 
-test: .venv/installed
+lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The inner loop: what needs no model.
+check: lint
+	$(BIN)/pytest --numprocesses 2 -m 'not slow and not torch' tests/core tests/planning tests/test_layers.py
+
+test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
 
+# Two at a time, with a core each: most of the time is spent where torch uses one. The browser is timed, so it is alone.
 test-slow: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow --numprocesses 2 tests/execution/test_architectures.py
-	$(BIN)/pytest -m slow --ignore tests/execution/test_architectures.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow --numprocesses 2 --dist loadgroup --ignore tests/widgets/test_browser.py
+	$(BIN)/pytest -m slow tests/widgets/test_browser.py
 
 lab: .venv/installed
 	$(BIN)/jupyter lab --notebook-dir=notebooks

@@ -105,6 +105,51 @@ def test_heavy_libraries_are_imported_in_one_package_each() -> None:
                 assert module.split(".")[0] in places, f"{module} imports {library}"
 
 
+# Where names of torch with a leading underscore may stand: what a new release may change.
+PRIVATE_TORCH = ("_torch", "capture.", "evaluation.baselines", "execution.block_checkpoint")
+
+
+def private_names(tree: ast.Module) -> Iterator[str]:
+    """Private modules that are imported from torch, and private attributes of torch, of tensors and of storages."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            names = (*(node.module or "").split("."), *(alias.name for alias in node.names))
+            yield from (name for name in names if name.startswith("_"))
+        elif isinstance(node, ast.Attribute):
+            path = ast.unparse(node)
+            of_torch = path.startswith("torch.") and not path.startswith("torch.ops.") and "._" in path
+            if (of_torch and not node.attr.startswith("__")) or node.attr in ("_cdata", "_version", "kineto_results"):
+                yield node.attr
+
+
+def test_private_names_of_torch_stay_in_four_places() -> None:
+    for module, tree in TREES.items():
+        if not module.startswith(PRIVATE_TORCH):
+            assert set(private_names(tree)) == set(), module
+    assert {"_AutoDispatchBelowAutograd", "_cdata", "_version"} <= set(private_names(TREES["_torch"]))
+
+
+def test_no_two_modules_share_a_name_or_differ_by_a_plural() -> None:
+    names = [module.split(".")[-1].removesuffix("s") for module in TREES]
+    assert sorted(name for name in names if names.count(name) > 1) == []
+
+
+def test_no_two_public_classes_share_a_name_or_differ_by_a_plural() -> None:
+    classes = [node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef)]
+    names = [name.removesuffix("s") for name in classes if not name.startswith("_")]
+    assert sorted(name for name in names if names.count(name) > 1) == []
+
+
+def test_nine_of_ten_functions_are_shorter_than_25_lines() -> None:
+    lengths = sorted(
+        (node.end_lineno or 0) - node.lineno + 1
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    )
+    assert lengths[len(lengths) * 9 // 10] < 25
+
+
 def test_no_folder_has_more_than_fifteen_files() -> None:
     for folder in {path.parent for path in FOLDER.rglob("*.py")}:
         assert len([path for path in folder.iterdir() if path.is_file()]) <= 15, folder

@@ -1,1 +1,5 @@
-"""What `make` runs: the notebooks at two scales, and the tables of results."""
+"""What `make` runs: the notebooks at three scales, and the tables of results."""
+
+from acwb.experiments.scales import scale
+
+__all__ = ["scale"]

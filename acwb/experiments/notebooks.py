@@ -7,7 +7,9 @@ be read where nothing runs, without the state of widgets. A notebook is replaced
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -21,6 +23,7 @@ from acwb.errors import AcwbError
 NOTEBOOKS = Path(acwb.__file__).parent.parent / "notebooks"
 PARAMETERS = "parameters"
 WIDGET = "application/vnd.jupyter.widget-view+json"
+CLEAR_LINE = "\r\x1b[K"
 CELL_TIMEOUT_SECONDS = 8 * 3600  # for one cell at full scale
 
 
@@ -36,13 +39,24 @@ def with_parameters(notebook: nbformat.NotebookNode, scale: str, folder: Path) -
     return notebook
 
 
-def run_notebook(path: Path, scale: str, folder: Path) -> nbformat.NotebookNode:
-    """The notebook, run from its first cell to its last."""
+def run_notebook(
+    path: Path, scale: str, folder: Path, on_cell: Callable[[int, int], None] | None = None
+) -> nbformat.NotebookNode:
+    """Run a notebook from its first cell to its last; `on_cell` is told which code cell starts, of how many."""
     from_there = Path(os.path.relpath(folder, path.parent))  # what a cell prints must not tell whose machine it was
     notebook = with_parameters(nbformat.read(path, as_version=4), scale, from_there)
     place = {"metadata": {"path": str(path.parent)}}
     quiet = ["--log-level=ERROR"]  # a kernel warns of its sockets, which are this machine's own
-    NotebookClient(notebook, timeout=CELL_TIMEOUT_SECONDS, resources=place, extra_arguments=quiet).execute()
+    code = [number for number, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
+
+    def starts(cell: nbformat.NotebookNode, cell_index: int) -> None:
+        if on_cell is not None and cell.cell_type == "code":
+            on_cell(code.index(cell_index) + 1, len(code))
+
+    client = NotebookClient(
+        notebook, timeout=CELL_TIMEOUT_SECONDS, resources=place, extra_arguments=quiet, on_cell_start=starts
+    )
+    client.execute()
     return notebook
 
 
@@ -61,20 +75,33 @@ def _is_transient(output: nbformat.NotebookNode) -> bool:
     return output.get("name") == "stderr" or WIDGET in output.get("data", {})
 
 
-def publish(scale: str, folder: Path, chosen: Iterable[Path]) -> None:
-    """Run notebooks and say how long each took; at full scale, keep their outputs."""
+def publish(scale: str, folder: Path, paths: Iterable[Path]) -> None:
+    """Run notebooks, say at which cell each is and how long it took; at full scale, keep their outputs."""
     files.make_folder(folder)
-    for path in chosen:
+    for path in paths:
         start = time.perf_counter()
-        sys.stdout.write(f"{path.name} … ")
-        sys.stdout.flush()
         try:
-            notebook = run_notebook(path, scale, folder)
+            notebook = run_notebook(path, scale, folder, partial(_show_cell, path.name))
         except CellExecutionError as error:
             sys.stdout.write("stopped\n")
             raise AcwbError(f"{path.name} stopped at scale {scale}: {error}") from error
         if scale == "full":
             text = nbformat.writes(without_transient_outputs(notebook, nbformat.read(path, as_version=4)))
             files.write_texts({path: text + "\n"})
-        sys.stdout.write(f"{time.perf_counter() - start:,.0f} s\n")
+        clear = CLEAR_LINE if sys.stdout.isatty() else ""
+        sys.stdout.write(f"{clear}{path.name}: {time.perf_counter() - start:,.0f} s\n")
         sys.stdout.flush()
+    kinds = Counter(path.suffix for path in folder.rglob("*") if path.is_file())
+    figures, tables = kinds[".html"], kinds[".csv"]
+    sys.stdout.write(f"{figures} figures (html, svg, pdf, png) and {tables} tables (csv) are in {_shown(folder)}.\n")
+
+
+def _show_cell(name: str, cell: int, cells: int) -> None:
+    """Say at which cell a notebook is: on one line that is overwritten on a terminal, as lines in a log."""
+    at = f"{name}: cell {cell} of {cells}"
+    sys.stdout.write(f"{CLEAR_LINE}{at} …" if sys.stdout.isatty() else f"{at}\n")
+    sys.stdout.flush()
+
+
+def _shown(folder: Path) -> Path:
+    return folder.relative_to(NOTEBOOKS.parent) if folder.is_relative_to(NOTEBOOKS.parent) else folder

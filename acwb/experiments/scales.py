@@ -1,7 +1,7 @@
-"""The two scales at which the notebooks run, in one place: `quick` in minutes, `full` for the figures of a report."""
+"""The scales at which the notebooks run: `quick` in minutes, `full` for a report, `smoke` to see that they run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from acwb.errors import AcwbError
 from acwb.evaluation.comparison import ALTERNATIVES
@@ -10,74 +10,72 @@ from acwb.subject import StepBuilder
 
 @dataclass(frozen=True)
 class ExperimentScale:
-    """How large and how often.
+    """How large and how often; subjects are keys of `acwb.models.TITLES`.
 
     Attributes:
-        resnet: batch size of the ResNet-152 steps that are profiled, planned and rewritten.
-        bert: and of BERT's; at 4 and below, its peak lies in the optimizer's step, where no plan can lower it.
-        resnet_batches: of its sweep.
-        bert_batches: and of BERT's.
-        comparison: batch sizes of the side-by-side, by subject.
-        dropout: batch size of BERT where only what goes wrong with dropout is looked at.
-        methods: who takes part in the side-by-side.
-        dropout_contenders: and who where dropout is on.
+        batch_sizes: of the steps that are profiled, planned and rewritten, by subject. At 4 and below, BERT's peak lies
+            in the optimizer's step, where no plan can lower it.
+        sweep_batches: of the batch sweeps, by subject.
+        comparison_batches: of the comparison with other methods, by subject.
+        dropout_batch: of BERT where methods are only checked with dropout on.
+        methods: the other methods that are compared.
+        dropout_methods: those that are checked with dropout on.
         repeats: how often the profiler times each op.
-        rounds: how often steps take turns.
-        reduction: by which part the peak above static is to be lower.
-        memory: in which the largest batch is looked for.
+        rounds: how often steps are timed in turn.
+        reduction: fraction by which the peak above static is to be lowered.
+        memory: in which the largest batch is searched.
     """
 
     name: str
-    resnet: int
-    bert: int
-    resnet_batches: tuple[int, ...]
-    bert_batches: tuple[int, ...]
-    comparison: Mapping[str, int]
-    dropout: int
+    batch_sizes: Mapping[str, int]
+    sweep_batches: Mapping[str, tuple[int, ...]]
+    comparison_batches: Mapping[str, int]
+    dropout_batch: int
     methods: Mapping[str, StepBuilder]
-    dropout_contenders: Mapping[str, StepBuilder]
+    dropout_methods: Mapping[str, StepBuilder]
     repeats: int
     rounds: int
     reduction: float
     memory: str
 
 
-SCALES = {
-    "quick": ExperimentScale(
-        name="quick",
-        resnet=4,
-        bert=6,
-        resnet_batches=(2, 3),
-        bert_batches=(6,),
-        comparison={"resnet152": 2, "bert": 6},
-        dropout=2,
-        methods={"per block": ALTERNATIVES["per block"]},
-        dropout_contenders={"memory budget 0.3": ALTERNATIVES["memory budget 0.3"]},  # which gets it wrong
-        repeats=1,
-        rounds=1,
-        reduction=0.25,
-        memory="1GiB",
-    ),
-    "full": ExperimentScale(
-        name="full",
-        resnet=16,
-        bert=16,
-        resnet_batches=(4, 8, 16, 32, 64),
-        bert_batches=(4, 8, 16, 32, 64),
-        comparison={"resnet152": 8, "bert": 8},
-        dropout=8,
-        methods=ALTERNATIVES,
-        dropout_contenders=ALTERNATIVES,
-        repeats=3,
-        rounds=11,
-        reduction=0.5,
-        memory="1.5GiB",
-    ),
-}
+QUICK = ExperimentScale(
+    name="quick",
+    batch_sizes={"resnet152": 4, "bert": 6},
+    sweep_batches={"resnet152": (2, 3), "bert": (6,)},
+    comparison_batches={"resnet152": 2, "bert": 6},
+    dropout_batch=2,
+    methods={"per block": ALTERNATIVES["per block"]},
+    dropout_methods={"memory budget 0.3": ALTERNATIVES["memory budget 0.3"]},  # whose gradients are wrong
+    repeats=1,
+    rounds=1,
+    reduction=0.25,
+    memory="1GiB",
+)
+SMOKE = replace(
+    QUICK,
+    name="smoke",
+    batch_sizes={"resnet152": 2, "bert": 6},
+    sweep_batches={"resnet152": (2,), "bert": (6,)},
+)
+FULL = ExperimentScale(
+    name="full",
+    batch_sizes={"resnet152": 16, "bert": 16},
+    sweep_batches={"resnet152": (4, 8, 16, 32, 64), "bert": (4, 8, 16, 32, 64)},
+    comparison_batches={"resnet152": 8, "bert": 8},
+    dropout_batch=8,
+    methods=ALTERNATIVES,
+    dropout_methods=ALTERNATIVES,
+    repeats=3,
+    rounds=11,
+    reduction=0.5,
+    memory="1.5GiB",
+)
+SCALES = {each.name: each for each in (QUICK, SMOKE, FULL)}
 
 
 def scale(name: str) -> ExperimentScale:
     """A scale by its name."""
     if name not in SCALES:
-        raise AcwbError(f"There is no scale {name!r}: choose {' or '.join(SCALES)}.")
+        raise AcwbError(f"There is no scale {name!r}: choose {', '.join(SCALES)}.")
     return SCALES[name]

@@ -61,11 +61,11 @@ def tradeoff_rows(frontier: Frontier, others: Mapping[str, Iterable[Plan]] | Non
     return ours + rest
 
 
-def summary_row(name: str, plan: Plan) -> dict[str, Any]:
+def summary_row(plan: Plan) -> dict[str, Any]:
     """A model's row in a report's table."""
     static, plain, peak = plan.profile.graph.static_bytes, plan.profile.peak_bytes, plan.timeline.peak_bytes
     return {
-        "model": name,
+        "model": plan.profile.graph.title,
         "without a plan, GiB": round(plain / GIBIBYTE, 3),
         "with a plan, GiB": round(peak / GIBIBYTE, 3),
         "peak": f"{peak / plain - 1:+.1%}",
@@ -74,18 +74,18 @@ def summary_row(name: str, plan: Plan) -> dict[str, Any]:
         "with a plan, ms": round(plan.timeline.seconds * 1e3, 1),
         "time": f"{plan.overhead:+.1%}",
         "kept": sum(decision is Decision.RETAINED for decision in plan.decisions.values()),
-        "made again": sum(decision is Decision.RECOMPUTE for decision in plan.decisions.values()),
+        "recomputed": sum(decision is Decision.RECOMPUTE for decision in plan.decisions.values()),
     }
 
 
-def profile_row(name: str, profile: Profile) -> dict[str, Any]:
+def profile_row(profile: Profile) -> dict[str, Any]:
     """A model's column in a report's table of profiles: ops, time, peak and what it is made of, activations."""
     ops, phases, activations = profile.graph.ops, profile.nodes.groupby("gtype")["run_time_ms"], profile.activations
     timeline = keep_all(profile).timeline
     at_peak = {str(role): sizes[timeline.peak_step] for role, sizes in timeline.by_role.items()}
     at_peak["workspace"] = timeline.peak_bytes - timeline.tensor_bytes[timeline.peak_step]
     return {
-        "model": name,
+        "model": profile.graph.title,
         **{f"{phase} ops": sum(op.phase is phase for op in ops) for phase in Phase},
         **{f"{phase}, ms": round(phases.get_group(phase).sum(), 1) for phase in Phase if phase in phases.groups},
         "peak, GiB": round(timeline.peak_bytes / GIBIBYTE, 3),
@@ -93,8 +93,8 @@ def profile_row(name: str, profile: Profile) -> dict[str, Any]:
         "peak at": ops[profile.peak_rank].name,
         "activations": len(activations),
         "activations, GiB": round(activations["median_mem_size_bytes"].sum() / GIBIBYTE, 3),
-        "unused for, ms (median)": round(activations["inactive_time_ms"].median(), 1),
-        "made again in, ms (median)": round(activations["recomp_time_ms"].median(), 3),
+        "idle, ms (median)": round(activations["inactive_time_ms"].median(), 1),
+        "recomputation, ms (median)": round(activations["recomp_time_ms"].median(), 3),
     }
 
 

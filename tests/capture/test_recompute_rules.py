@@ -71,7 +71,7 @@ def test_a_shortcut_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(RULES, target, wrong)
     subject = acwb.models.tiny_resnet()
     step = acwb.trace(subject)
-    assert acwb.profile(step, repeats=1).shortcuts.keys() == {"max_pool2d_with_indices"}
+    assert acwb.profile(step, repeats=1).rules.keys() == {"max_pool2d_with_indices"}
 
 
 def test_a_short_run_reads_the_kept_part_and_makes_the_first_one() -> None:

@@ -28,7 +28,7 @@ def read(name: str) -> nbformat.NotebookNode:
     return nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
 
 
-def test_there_are_eight() -> None:
+def test_the_notebooks_are_numbered_from_one_to_eight() -> None:
     assert sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")) == NAMES
 
 
@@ -79,6 +79,20 @@ def test_a_scale_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[st
     assert "invalid choice: 'huge'" in capsys.readouterr().err
 
 
+def test_a_run_says_at_which_cell_it_is_and_what_it_left_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = [nbformat.v4.new_code_cell("SCALE = 'quick'"), nbformat.v4.new_code_cell("open('t.csv', 'w').close()")]
+    cells[0].metadata["tags"] = [PARAMETERS]
+    source = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# 1"), *cells])
+    nbformat.write(source, tmp_path / "09_own.ipynb")
+    notebooks.publish("quick", tmp_path, [tmp_path / "09_own.ipynb"])
+    first, second, done, left = capsys.readouterr().out.splitlines()
+    assert (first, second) == ("09_own.ipynb: cell 1 of 2", "09_own.ipynb: cell 2 of 2")
+    assert re.fullmatch(r"09_own.ipynb: \d+ s", done)
+    assert left == f"0 figures (html, svg, pdf, png) and 1 tables (csv) are in {tmp_path}."
+
+
 def test_what_is_kept_has_no_widgets_and_its_own_sources() -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x = 2")], metadata={"widgets": {}})
     image = nbformat.v4.new_output("display_data", {"image/png": ""})
@@ -99,9 +113,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("notebooks")  # in their order and in one process: they use each other's results
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_and_leaves_what_it_promises(name: str, folder: Path) -> None:
-    notebook = notebooks.run_notebook(NOTEBOOKS / f"{name}.ipynb", "quick", folder)
+    notebook = notebooks.run_notebook(NOTEBOOKS / f"{name}.ipynb", "smoke", folder)
     promised = set(re.findall(r'save_figure\(figure, "(\w+)"', "".join(cell.source for cell in notebook.cells)))
     assert promised
     for figure in promised:
