@@ -40,7 +40,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("code", "printed"), EXAMPLES)
+@pytest.mark.parametrize(("code", "printed"), EXAMPLES, ids=["your_model", "look_inside"][: len(EXAMPLES)])
 def test_an_example_prints_the_block_after_it(code: str, printed: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
