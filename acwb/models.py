@@ -17,7 +17,7 @@ from acwb.subject import Subject, SubjectMaker
 
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
-# What people call each subject: in titles, tables and messages. The keys are the functions that make them.
+# Names of the subjects in titles, tables and messages, by the functions that make them.
 TITLES = {
     "resnet152": "ResNet-152",
     "resnet18": "ResNet-18",
@@ -100,7 +100,7 @@ def maker(name: str) -> SubjectMaker:
 
 
 def title(name: str) -> str:
-    """What people call a subject; `name` itself where it is none of these."""
+    """The name of a subject in titles and tables; `name` itself where it is none of these."""
     return TITLES.get(name, name)
 
 

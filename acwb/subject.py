@@ -16,7 +16,7 @@ class Subject:
     """A training workload: what `acwb.trace` captures, and what every method of training is compared on.
 
     Attributes:
-        name: what people call the model in titles and tables: "ResNet-152".
+        name: of the model in titles and tables, "ResNet-152"; not part of a fingerprint.
         batch: a tuple of positional inputs or a dict of keyword inputs.
         loss_fn: `loss_fn(model, batch)` returns the scalar loss.
     """

@@ -1,4 +1,6 @@
-"""Makes a recording follow eager PyTorch to the bit, and leaves torch as it was afterwards.
+"""Makes a recording bitwise equal to eager, and restores torch afterwards.
+
+It patches torch globally while a capture runs, so captures are not thread-safe.
 
 While it records, torch replaces some kernels by decompositions written in Python and switches autocast's cast cache
 off; both change the last bit of some results. `as_in_eager` and `cast_cache` undo this for the duration of a capture.
@@ -127,7 +129,7 @@ def _dropout(value: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
 
 @contextmanager
 def _dropout_in_its_layout() -> Iterator[None]:
-    """Record the derivative of dropout as a CPU's kernel lays it out: as the gradient, not always contiguous."""
+    """Record the backward of dropout in the layout of the CPU's kernel: that of the gradient, not always contiguous."""
     op = torch.ops.aten.native_dropout_backward.default
     recorded = decomposition_table[op]
 

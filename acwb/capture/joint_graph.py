@@ -1,4 +1,4 @@
-"""Assembles the FX graph of a whole step from what was recorded: joint forward and backward, writing back, optimizer.
+"""Builds the FX graph of a whole step from AOTAutograd's joint graph: forward, backward, writing back, optimizer.
 
 What autograd does outside of the recorded ops is made explicit: the one that starts the backward pass, and the copy of
 a gradient whose layout or memory is not its own. Every node says its phase, its module, and (`val`) what it gives.
@@ -167,20 +167,20 @@ def _refuse(node: fx.Node, module: str) -> None:
     where = f"Module {module}" if module else "The model"
     if node.target in (aten.prod.default, aten.prod.dim_int) and node.meta["val"].is_floating_point():
         raise CaptureError(
-            f"{where} multiplies with torch.prod, whose derivative is recorded otherwise than eager computes it: use "
+            f"{where} multiplies with torch.prod, whose backward is recorded otherwise than eager computes it: use "
             "torch.cumprod and take the last element.",
             module,
         )
     if node.target in (aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default):
         raise CaptureError(
             f"{where} computes in place on slices of a tensor ({node.target}, "
-            "in recurrent cells and nn.GRU), which cannot be captured to the bit: use nn.LSTM in float32.",
+            "in recurrent cells and nn.GRU), which cannot be captured bitwise: use nn.LSTM in float32.",
             module,
         )
 
 
 def _start_backward(assembly: StepDraft, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
-    """Make the tangents with which the backward pass starts, which are inputs of the joint graph.
+    """Materialize the tangents, which are placeholders of the joint graph.
 
     The loss's own is one, and stands for those that come from outside. The new value of a parameter that the model
     writes into has one too, which is zero.
@@ -190,8 +190,8 @@ def _start_backward(assembly: StepDraft, joint: fx.Graph, copies: dict[fx.Node, 
             value = tangent.meta["val"]
             of = tangent.meta["desc"].output
             options = {"dtype": value.dtype, "device": value.device}
-            derivative = 1.0 if isinstance(of, PlainAOTOutput) else 0.0
-            node = assembly.graph.call_function(aten.full.default, (list(value.shape), derivative), options)
+            start = 1.0 if isinstance(of, PlainAOTOutput) else 0.0
+            node = assembly.graph.call_function(aten.full.default, (list(value.shape), start), options)
             set_meta(node, val=value, phase=Phase.BACKWARD, module="")
             if assembly.external_loss and isinstance(of, PlainAOTOutput):
                 meta_of(node)["tangent_of"] = of.idx

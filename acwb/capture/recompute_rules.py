@@ -1,4 +1,4 @@
-"""Cheaper ways to make an op's first result again, from its inputs and what else it made, equal to the bit.
+"""Recompute rules: cheaper kernels that recompute an op's first output from its inputs and other outputs, bitwise.
 
 Dropout needs no new random numbers when its mask is kept, normalization no new statistics, pooling no new search. Where
 a kernel's arithmetic is a matter of how torch was built (batch normalization fuses its multiplications and additions),

@@ -34,7 +34,7 @@ class TracedStep:
             list), a gradient (or None) for each parameter slot, and the new value of each slot and input in `updated`.
         slots: the model's tensors, in the order of the graph's first placeholders; the batch's tensors come next.
         updated: positions among those placeholders of what the step writes back (running statistics and the like).
-        loss_fn: what computes the loss of a model and a batch in plain PyTorch; None where it is computed outside.
+        loss_fn: computes the loss of a model and a batch in eager; None where it is computed outside.
     """
 
     graph: StepGraph
@@ -52,7 +52,7 @@ class TracedStep:
     def run(self, batch: object = None) -> torch.Tensor:
         """Do one iteration on `batch` (by default the captured one) and return the detached loss.
 
-        Frees `.grad`, runs forward and backward, sets `.grad` on every trainable parameter (None where eager PyTorch
+        Frees `.grad`, runs forward and backward, sets `.grad` on every trainable parameter (None where eager
         leaves None), writes back buffers and mutated inputs, and calls the optimizer's own `step()`. An error or an
         interrupt before that leaves everything as it was, but for `.grad`, which is None; an interrupt after that waits
         for the end of the step.

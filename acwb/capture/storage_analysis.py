@@ -1,4 +1,4 @@
-"""Surveys an FX graph of a step: which storages there are, who makes and reads them, and what each is for.
+"""Describes an FX graph of a step without torch: its storages, the ops that make and read them, their roles.
 
 Which values share memory is read off the fake tensors that were recorded (`val` of the node's metadata): a view has the
 storage of its base. `getitem` nodes are not ops of their own; they name the outputs of the op before them.
@@ -176,7 +176,7 @@ class _StorageAnalysis:
     def _open(self, outputs: list[str]) -> list[str]:
         """Of a step whose loss is computed outside: give all that is made together with what is taken there.
 
-        Its ops do not run again. Derivatives that come from outside stay until the backward phase is over.
+        Its ops are not recomputable. Tangents that come from outside stay until the backward phase is over.
         """
         tangents = tuple(name for op in self.ops if op.once for name in op.outputs)
         last = max(rank for rank, op in enumerate(self.ops) if op.phase is Phase.BACKWARD)

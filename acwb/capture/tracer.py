@@ -330,7 +330,7 @@ class _Capture:
 
 
 def _is_apart(output: torch.Tensor, given: set[int]) -> bool:
-    """Whether the export treats an output apart: a view with a derivative, or what is given. A copy has its values."""
+    """Whether the export treats an output apart: a differentiable view, or an input. A copy has its values."""
     is_given = id(output) in given or (output._base is not None and id(output._base) in given)
     return is_given or (output.requires_grad and output._is_view())
 

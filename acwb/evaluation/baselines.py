@@ -1,7 +1,8 @@
-"""Ways to run a training step, each behind one function with one signature: a subject in, its step out.
+"""Methods of running a training step, each a function with one signature: a subject in, its step out.
 
-Plain PyTorch, the captured step, ours with a plan, and what people use instead of one. All are measured by the same
-code. A method may wrap the subject's model: give it a `twin` where the model is needed as it was.
+Eager, the captured step, our plans, and the alternatives: block-wise and selective checkpointing, `torch.compile`'s
+memory budget. All are measured by the same code. A method may wrap the subject's model: give it a `twin` where the
+model is needed as it was.
 """
 
 import math
@@ -38,7 +39,7 @@ HEAVY = {
 
 
 def eager(subject: Subject) -> Step:
-    """The plain loop, the reference for everything."""
+    """The ordinary training loop, the reference for every other method."""
     return subject.eager_step
 
 
@@ -53,7 +54,7 @@ def planned(subject: Subject, plan: Plan) -> Step:
 
 
 def per_block(subject: Subject, every: int = 1) -> Step:
-    """`torch.utils.checkpoint` around every block, or every n-th, as everyone writes it."""
+    """`torch.utils.checkpoint` around every block, or every n-th, as it is usually written."""
     for block in _blocks(subject)[::every]:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     return subject.eager_step

@@ -1,6 +1,6 @@
 """Finds the largest batch that trains in a given memory, with and without a plan: `largest_batch`.
 
-Two small batches are profiled. Storages, workspaces and times of another batch follow from them, line by line, so that
+Two small batches are profiled. Storages, workspaces and times of another batch are extrapolated linearly, so that
 the search needs no memory and no run. The batch that it finds is captured for its exact sizes, its kernels are asked
 for their workspaces, which follow no line, and its plan is confirmed by training it under a hard cap.
 """
@@ -37,10 +37,10 @@ class LargestBatch:
     """The largest batches that train in a given memory.
 
     Attributes:
-        eager: in plain PyTorch.
+        eager: without a plan.
         planned: with a plan.
         plan: for the planned batch.
-        confirmed: both were trained under a hard cap, and plain PyTorch with one more did not fit.
+        confirmed: both were trained under a hard cap, and eager with one more did not fit.
         search_seconds: how long the search took, without the confirmation.
     """
 
@@ -56,7 +56,7 @@ class LargestBatch:
         how = "confirmed under a hard cap" if self.confirmed else "predicted"
         factor = f", {self.planned / self.eager:.1f}×" if self.eager else ""
         return (
-            f"LargestBatch: {self.subject} in {format_bytes(self.memory_bytes)}: {self.eager:,} in plain PyTorch, "
+            f"LargestBatch: {self.subject} in {format_bytes(self.memory_bytes)}: {self.eager:,} eager, "
             f"{self.planned:,} with a plan{factor} ({how}); the plan takes {self.plan.overhead:+.1%} time, found in "
             f"{self.search_seconds:.0f} s"
         )
@@ -242,7 +242,7 @@ def _floor(scale: BatchExtrapolation, batch: int) -> int:
 
 
 def _confirm_eager(make_subject: SubjectMaker, batch: int, size: int) -> int:
-    """The largest batch that plain PyTorch trains within `size`, beginning with a guess."""
+    """The largest batch that eager trains within `size`, beginning with a guess."""
     outcomes = {0: True}
     candidate = max(1, batch)
     while True:

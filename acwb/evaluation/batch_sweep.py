@@ -100,7 +100,7 @@ class SweepPoint:
 
     @property
     def time(self) -> Ratio | None:
-        """The time with the plan relative to plain PyTorch's; None where one of them was not run."""
+        """Time ratio of planned to eager; None where one of them was not run."""
         if not self.eager.seconds or not self.planned.seconds:
             return None
         return ratio(list(self.planned.seconds), list(self.eager.seconds))

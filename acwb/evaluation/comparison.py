@@ -1,6 +1,6 @@
-"""The side-by-side with what people use: every method on one subject, measured by the same code, `make bench`.
+"""Compares methods of saving activation memory on one subject, measured by the same code: `make bench`.
 
-In one fresh process, each method is first compared with plain PyTorch (what it gets wrong stands beside its
+In one fresh process, each method is first compared with eager (its wrong results stand beside its
 figures), then its peak is read from torch's allocator, then all take turns for the time. For the peak of each one there
 is a plan of ours that needs no more.
 """
@@ -61,8 +61,8 @@ class MethodResult:
     Attributes:
         peak_bytes: of what torch's allocator gave out, what exists before the step included.
         first_seconds: its first step, with all that is compiled or captured for it.
-        gradient_error: the relative error of all gradients together against plain PyTorch's; 0 where all are equal.
-        wrong_gradients: how many gradients are not equal to the bit.
+        gradient_error: the relative error of all gradients together against eager's; 0 where all are equal.
+        wrong_gradients: how many gradients differ from eager's in a bit.
         wrong_buffers: how many buffers (batch-norm statistics) are not.
         seconds: of a step, round by round.
         predicted_overhead: of a plan of ours.
@@ -80,7 +80,7 @@ class MethodResult:
 
 @dataclass(frozen=True, repr=False)
 class MethodComparison(Saved):
-    """Methods on one subject; the first row is plain PyTorch.
+    """Methods on one subject; the first row is eager.
 
     Attributes:
         matching_plans: the plan of ours that needs no more than a method, by the method's name.
@@ -112,7 +112,7 @@ class MethodComparison(Saved):
         return ratio(list(self.row(name).seconds), list(self.row(reference).seconds))
 
     def share(self, name: str) -> float:
-        """The peak above static as a part of plain PyTorch's."""
+        """Peak above static as a fraction of eager's."""
         return (self.row(name).peak_bytes - self.static_bytes) / (self.row(EAGER).peak_bytes - self.static_bytes)
 
     @property
@@ -159,8 +159,9 @@ class MethodComparison(Saved):
     def __repr__(self) -> str:
         whole, before = format_bytes(self.row(EAGER).peak_bytes), format_bytes(self.static_bytes)
         lines = [
-            f"{self.title}: plain PyTorch needs {whole}, of which {before} are there before the step",
-            f"  {'method':<22}{'peak':>7}  {'time':<24}{'ours at most there':<24}{'of its cost':<13}what is wrong",
+            f"{self.title}: eager needs {whole}, of which {before} are static",
+            f"  {'method':<22}{'peak':>7}  {'time':<24}{'our plan at that peak':<24}"
+            f"{'of its cost':<13}what differs from eager",
         ]
         return "\n".join([*lines, *(self._line(row) for row in self.rows)])
 
@@ -183,7 +184,7 @@ def _describe_errors(row: MethodResult) -> str:
         parts.append(f"{row.wrong_gradients} gradients, relative error {row.gradient_error:.1e}")
     if row.wrong_buffers:
         parts.append(f"{row.wrong_buffers} buffers")
-    return "; ".join(parts) or "nothing, to the bit"
+    return "; ".join(parts) or "nothing, bitwise"
 
 
 def compare_methods(

@@ -1,7 +1,7 @@
 """Runs a function in a fresh process: for memory that nothing else has touched, and for limits that must not stay.
 
 The function and its arguments go there in a file, also where a notebook defines them, the result comes back the same
-way, and what the function raises is raised here. This process's main module is not run again.
+way, and what the function raises is raised here. The main module of this process is not run there.
 """
 
 import os

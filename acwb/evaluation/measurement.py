@@ -1,6 +1,6 @@
 """Measures a step beside what was predicted of it: `measure(step)`.
 
-Memory comes from a fresh process, time from another one in which the step and plain PyTorch take turns. The model in
+Memory comes from a fresh process, time from another one in which the step and eager take turns. The model in
 this process is not touched.
 """
 
@@ -53,16 +53,16 @@ class Prediction:
 
 @dataclass(frozen=True, repr=False)
 class Measurement(Saved):
-    """A step as it was measured, beside plain PyTorch and beside what was predicted.
+    """A step as it was measured, beside eager and beside its prediction.
 
     Attributes:
         subject: what was trained, on what.
         budget_bytes: the plan's, if there is one.
         predicted: None for a step without a plan or a profile.
         peaks: of the step.
-        eager_peaks: of plain PyTorch.
+        eager_peaks: of the same workload in eager.
         seconds: of the step, round by round.
-        eager_seconds: of plain PyTorch in the same rounds.
+        eager_seconds: of eager in the same rounds.
     """
 
     KIND = "Measurement"
@@ -77,7 +77,7 @@ class Measurement(Saved):
 
     @property
     def time(self) -> Ratio:
-        """The time of the step relative to plain PyTorch's."""
+        """The time of the step relative to eager's."""
         return ratio(list(self.seconds), list(self.eager_seconds))
 
     @property
@@ -133,11 +133,11 @@ def describe_time(measurement: Measurement) -> str:
 def measure(
     step: TracedStep, rounds: int = ROUNDS, memory: int | float | str | None = None, profile: Profile | None = None
 ) -> Measurement:
-    """Peaks and time of a captured or planned step, beside plain PyTorch and beside what was predicted.
+    """Peaks and time of a captured or planned step, beside eager and beside its prediction.
 
     Args:
         step: what `acwb.trace` or `acwb.rewrite` gave. Fresh processes capture it again; this one stays as it is.
-        rounds: how often the step and plain PyTorch take turns.
+        rounds: how often the step and eager are timed in turn.
         memory: first run two iterations under this hard cap; `DoesNotFitError` if it does not fit.
         profile: of a step without a plan, to predict from.
 

@@ -1,7 +1,7 @@
-"""Proves that a step gives what plain PyTorch gives, to the bit: `verify(step)`.
+"""Verifies that a step is bitwise equal to eager: `verify(step)`.
 
-Each iteration runs twice from one state, as the step does it and as a plain loop does it, and everything that the two
-leave behind is compared byte by byte. Then it goes on from what the plain loop left. At the end all is as it was.
+Each iteration runs twice from one state, by the step and by an eager loop, and everything that the two leave behind is
+compared byte by byte. The next iteration goes on from eager's state. At the end all is restored.
 """
 
 from collections import Counter
@@ -33,15 +33,15 @@ Snapshot = dict[SnapshotKey, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that a step leaves behind otherwise than plain PyTorch.
+    """A tensor that a step leaves behind and that differs from eager's.
 
     Attributes:
         iteration: counted from 1.
         kind: what it is: a gradient, a buffer, the random state.
         name: which one.
-        differing: how many of its values are not equal to the bit.
+        differing: how many of its values differ in a bit.
         values: how many it has.
-        relative_error: the norm of the difference over the norm of plain PyTorch's; None where that means nothing.
+        relative_error: the norm of the difference over the norm of eager's; None where it is undefined.
     """
 
     iteration: int
@@ -59,12 +59,12 @@ class Difference:
 
 @dataclass(frozen=True, repr=False)
 class Verification(Saved):
-    """What was compared, and what was not equal to the bit. It is true where nothing was.
+    """What was compared, and what differs from eager in a bit. It is true where nothing does.
 
     Attributes:
         subject: what was trained.
         counts: how many tensors of each kind were compared in each iteration.
-        gradient_error: the norm of the difference of all gradients together over the norm of plain PyTorch's, in the
+        gradient_error: the norm of the difference of all gradients together over the norm of eager's, in the
             worst iteration. A single gradient that is zero but for rounding (that of a key's bias) says nothing.
     """
 
@@ -78,7 +78,7 @@ class Verification(Saved):
 
     @property
     def equal(self) -> bool:
-        """Whether everything is equal to the bit."""
+        """Whether everything is bitwise equal."""
         return not self.differences
 
     def __bool__(self) -> bool:
@@ -105,7 +105,7 @@ class Verification(Saved):
         return cls(**known, differences=differences)
 
     def __repr__(self) -> str:
-        title = "equal to plain PyTorch, to the bit" if self.equal else "NOT equal to plain PyTorch"
+        title = "bitwise equal to eager" if self.equal else "NOT equal to eager"
         lines = [f"Verification: {self.subject}, {self.iterations} iterations: {title}"]
         for row in self.frame.itertuples():
             verdict = "equal" if row.differing == 0 else f"{row.differing:,} differ"
@@ -117,7 +117,7 @@ class Verification(Saved):
 
 
 def verify(step: TracedStep, iterations: int = 3) -> Verification:
-    """Compare a captured or planned step with plain PyTorch, to the bit; the model is left as it was.
+    """Compare a captured or planned step with eager, bitwise; the model is left as it was.
 
     Loss, every gradient, parameter and buffer, the optimizer's state, the random state and the batch are compared after
     each iteration. It takes memory for two more copies of all that.
@@ -132,7 +132,7 @@ def verify(step: TracedStep, iterations: int = 3) -> Verification:
 
 
 def compare(subject: Subject, step: Step, iterations: int = 1) -> Verification:
-    """The same for anything that trains the subject's own tensors."""
+    """Compare any step that trains the subject's own tensors with eager, bitwise."""
     differences: list[Difference] = []
     counts: Counter[str] = Counter()
     error = 0.0
@@ -154,7 +154,7 @@ def compare(subject: Subject, step: Step, iterations: int = 1) -> Verification:
 
 
 def _gradient_error(ours: Snapshot, theirs: Snapshot) -> float:
-    """The norm of the difference of all gradients over the norm of plain PyTorch's; a missing one counts as zero."""
+    """The norm of the difference of all gradients over the norm of eager's; a missing one counts as zero."""
     difference = size = 0.0
     for kind, name in theirs | ours:
         if kind == GRADIENT:
@@ -166,7 +166,7 @@ def _gradient_error(ours: Snapshot, theirs: Snapshot) -> float:
 
 
 def _snapshot(subject: Subject, step: Callable[[], torch.Tensor]) -> Snapshot:
-    """What an iteration leaves behind."""
+    """Every tensor that an iteration leaves behind, by kind and name."""
     found: Snapshot = {(LOSS, ""): step()}
     names = {id(parameter): name for name, parameter in subject.model.named_parameters()}
     for name, parameter in subject.model.named_parameters():

@@ -1,6 +1,6 @@
 """The plain alternative, asked for by name: `torch.utils.checkpoint` around every block, without a plan or a budget.
 
-A model comes in and goes out again with other forwards on its blocks: everything inside a block is made again in the
+A model comes in and goes out again with other forwards on its blocks: everything inside a block is recomputed in the
 backward pass. Unlike the usual wrapping, batch-norm statistics (any buffer that a forward changes) are updated once.
 """
 
@@ -31,7 +31,7 @@ def per_block_checkpoint(model: nn.Module, every: int = 1) -> nn.Module:
     class stands in such places at least twice: ResNet bottlenecks, transformer layers. A model without any has each
     `nn.Sequential` of at least 4 members cut into about √n chunks. Parameters, classes, paths and `state_dict` stay,
     copies and pickles work, `torch.nn.DataParallel` does not. In eval mode and without gradients nothing is different.
-    Loss, gradients, buffers and random state are those of the plain model, to the bit; hooks inside a block run twice.
+    Loss, gradients, buffers and random state are bitwise those of the model without it; hooks inside a block run twice.
 
     Args:
         model: the model to change; `remove_block_checkpoints` undoes it.
@@ -121,13 +121,13 @@ class _Forward:
             )
         tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
         versions = [tensor._version for tensor in tensors]
-        # The tensors are handed over twice: of those that stand by themselves, torch checks that nobody changes them
+        # The tensors are passed twice: of those that stand by themselves, torch checks that nobody changes them
         # until the recomputation.
         result = checkpoint(_BlockRun(block), args, kwargs, *tensors, use_reentrant=False, preserve_rng_state=True)
         if [tensor._version for tensor in tensors] != versions:
             raise AcwbError(
-                f"{self.title} ({type(block).__name__}) changes its input in place, so it cannot be run again from it: "
-                "build its first part with inplace=False."
+                f"{self.title} ({type(block).__name__}) changes its input in place, so it cannot be recomputed from "
+                "it: build its first part with inplace=False."
             )
         return result
 

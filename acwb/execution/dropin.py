@@ -53,7 +53,7 @@ def checkpoint(
     recompute: str | Iterable[str] = (),
     repeats: int = 3,
 ) -> "Checkpointed":
-    """The model with its activations planned for a budget: train it as before, with the same results to the bit.
+    """The model with its activations planned for a budget: train it as before, with bitwise the same results.
 
     Args:
         model: in the mode in which it is trained; its parameters, buffers and submodules are used, not copied.

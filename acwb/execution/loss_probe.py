@@ -20,7 +20,7 @@ from acwb.profiling.devices import meter_of
 
 
 class _Called(BaseException):
-    """Carries the arguments of a call out of a loss function; a BaseException, which no user code catches by habit."""
+    """Carries the arguments of a call out of a loss function, also through an `except Exception` in it."""
 
     def __init__(self, arguments: Arguments) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def probe_loss(
         loss = loss_fn(_StandIn(model, lambda _: tree.filled(outputs)), batch)
         tangents = torch.autograd.grad(loss, [outputs[position] for position in wanted], allow_unused=True)
     rng.set_state(device, state)
-    read = tuple(at for at, derivative in zip(wanted, tangents, strict=True) if derivative is not None)
+    read = tuple(at for at, tangent in zip(wanted, tangents, strict=True) if tangent is not None)
     if not read:
         raise AcwbError("loss_fn does not compute the loss from what the model gives, so nothing would be trained.")
     return meter.growth()["loss"] / sum(each.nbytes for each in tangents if each is not None), read

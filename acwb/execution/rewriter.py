@@ -1,8 +1,8 @@
 """Rewrites a captured step so that it does what a plan says: exactly the runs of its schedule, in that order.
 
-What runs again becomes a copy of its node, under the name of its original (`relu_17_recomputed`, then
+A recomputed op is a copy of its node, named after its original (`relu_17_recomputed`, then
 `relu_17_recomputed_2`), and whoever reads the value after that reads the copy. Nothing is freed explicitly: generated
-code drops each value at its last use, which is what a schedule says. A random op that runs again replays (`rng`).
+code drops each value at its last use, which is what a schedule says. A recomputed random op is replayed (`rng`).
 """
 
 import operator
@@ -34,7 +34,7 @@ class PlannedStep(TracedStep):
 
 
 def rewrite(step: TracedStep, plan: Plan) -> PlannedStep:
-    """The step as `plan` does it: same results to the bit, within the plan's memory.
+    """The step as `plan` does it: bitwise the same results, within the plan's memory.
 
     Args:
         step: the step that the plan's profile was made from, or the same step captured again.
@@ -75,11 +75,11 @@ def rewrite(step: TracedStep, plan: Plan) -> PlannedStep:
 
 @dataclass(frozen=True)
 class Recomputation:
-    """Ops that run again right before an op of the step.
+    """Ops that are recomputed right before an op of the step.
 
     Attributes:
         before: that op.
-        runs: what runs again, in order.
+        runs: the recomputations, in order.
     """
 
     before: str
@@ -87,7 +87,7 @@ class Recomputation:
 
 
 def recomputations(schedule: Schedule) -> tuple[Recomputation, ...]:
-    """What a schedule runs again where: the subgraphs that a rewritten step has and the captured one has not."""
+    """The recomputations of a schedule: the subgraphs that the rewritten step has beyond the captured one."""
     found: list[Recomputation] = []
     waiting: list[Run] = []
     for entry in schedule.entries:

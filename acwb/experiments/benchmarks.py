@@ -1,6 +1,6 @@
 """Prints the tables that the README and the notes quote, and leaves them under results/.
 
-`make bench` and `make bench-inductor` for the side-by-side with what people use; `make captured`, `make predictions`,
+`make bench` and `make bench-inductor` for the comparison with other methods; `make captured`, `make predictions`,
 `make overheads`, `make largest`, `make capped` and `make tradeoff` for our own steps.
 """
 
@@ -209,13 +209,13 @@ def overheads() -> None:
 
 
 def bench() -> None:
-    """Hold the comparisons with what people use."""
+    """Compare our plans with other methods."""
     for name, batch_size, options, is_timed in CONTESTS:
         _compare("comparison", name, batch_size, options, ALTERNATIVES, ROUNDS_OF_CONTEST if is_timed else 0)
 
 
 def bench_inductor() -> None:
-    """Hold those with compiled kernels, each to be seen against its own budget of 1."""
+    """Compare compiled kernels, each to be seen against its own budget of 1."""
     for name, batch_size, options, is_timed in CONTESTS:
         if is_timed:
             found = _compare("inductor", name, batch_size, options, COMPILED, ROUNDS_OF_CONTEST)
@@ -253,7 +253,7 @@ def largest_within(name: str, memory: str) -> Row:
 
 
 def capped() -> None:
-    """Trainings under a hard cap in which plain PyTorch does not fit; a fresh process for each row."""
+    """Trainings under a hard cap in which eager does not fit; a fresh process for each row."""
     _print_and_save("capped", starmap(partial(run_in_fresh_process, trained_under_a_cap), CAPPED))
 
 

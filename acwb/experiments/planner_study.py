@@ -53,7 +53,7 @@ class Reduction:
     def __str__(self) -> str:
         return (
             f"−{self.part:.0%}: {self.tensors:+.2%} time for tensor bytes, {self.total:+.2%} for all bytes "
-            f"(no plan below {self.least:+.2%})"
+            f"(lower bound {self.least:+.2%})"
         )
 
 

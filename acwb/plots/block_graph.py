@@ -1,4 +1,4 @@
-"""A block of a step as a graph, before and after it is rewritten: what is kept, and what runs again where."""
+"""A block of a step as a graph, before and after it is rewritten: what is kept, and what is recomputed where."""
 
 from collections.abc import Sequence
 
@@ -11,13 +11,13 @@ from acwb.plots.theme import INK, KEPT, PAPER, PHASES, QUIET, RECOMPUTED, themed
 
 Place = tuple[float, float]
 MAX_OPS = 80  # ops that can be read in one drawing
-RECOMPUTED_COLUMN = 0.8  # where ops that run again stand, between forward (0) and backward ops (1)
+RECOMPUTED_COLUMN = 0.8  # of recomputed ops, between forward (0) and backward ops (1)
 
 
 def block(module: str, captured: StepGraph, rewritten: StepGraph | None = None) -> graph_objects.Figure:
     """The ops of one module in the captured step and, beside that, in the rewritten one (`planned.graph`).
 
-    Forward ops run down on the left, backward ops up on the right, with what runs again a little before them. Lines
+    Forward ops run down on the left, backward ops up on the right, with recomputed ops a little before them. Lines
     across are activations that are kept.
     """
     graphs = [captured] if rewritten is None else [captured, rewritten]
@@ -37,12 +37,12 @@ def block(module: str, captured: StepGraph, rewritten: StepGraph | None = None) 
 def _finding(module: str, captured: StepGraph, rewritten: StepGraph | None) -> str:
     crossing = _crossing(_ops(captured, module))
     if rewritten is None:
-        return f"{module}: {crossing} results of its forward ops wait for its backward ops"
+        return f"{module}: {crossing} results of its forward ops are saved for backward"
     after = _ops(rewritten, module)
     again = sum(bool(op.recomputes) for op in after)
     return (
-        f"{module} as captured (left) and rewritten (right): {crossing} results wait for its backward ops before, "
-        f"{_crossing(after)} after; {again} ops run again"
+        f"{module} as captured (left) and rewritten (right): {crossing} results are saved for backward before, "
+        f"{_crossing(after)} after; {again} ops are recomputed"
     )
 
 
@@ -80,7 +80,7 @@ def _traces(graph: StepGraph, ops: Sequence[Op], named: bool) -> list[graph_obje
     looks = {
         "other": ("reads", QUIET, 1, "solid"),
         "kept": ("activation that is kept", KEPT, 2, "solid"),
-        "again": ("made again", RECOMPUTED, 2, "dash"),
+        "again": ("recomputed", RECOMPUTED, 2, "dash"),
     }
     traces = [
         graph_objects.Scatter(
@@ -99,7 +99,7 @@ def _traces(graph: StepGraph, ops: Sequence[Op], named: bool) -> list[graph_obje
     for name, colour, symbol, chosen in (
         ("forward", PHASES[Phase.FORWARD], "circle", [op for op in ops if op.phase is Phase.FORWARD]),
         ("backward", KEPT, "square", [op for op in ops if op.phase is Phase.BACKWARD and not op.recomputes]),
-        ("runs again", PAPER, "diamond", [op for op in ops if op.recomputes]),
+        ("recomputed op", PAPER, "diamond", [op for op in ops if op.recomputes]),
     ):
         traces.append(
             graph_objects.Scatter(

@@ -11,7 +11,7 @@ from acwb.plots.theme import OURS, THEIRS, WRONG, extra_time, themed
 
 
 def method_comparison(found: MethodComparison) -> graph_objects.Figure:
-    """What each method saves and what it costs: peak above static against time, both relative to plain PyTorch."""
+    """What each method saves and what it costs: peak above static against time, both relative to eager."""
     figure = graph_objects.Figure()
     whole = found.row(EAGER).peak_bytes - found.static_bytes
     line = [((size - found.static_bytes) / whole * 100, more * 100) for size, more in found.curve]
@@ -25,13 +25,13 @@ def method_comparison(found: MethodComparison) -> graph_objects.Figure:
     sides = _sides(found, others, ours, line)
     for name, rows, colour, symbol in (
         ("ours, measured", ours, OURS, "circle"),
-        ("others, equal to the bit", right, THEIRS, "square"),
-        ("others, gradients or statistics differ", wrong, WRONG, "x"),
+        ("others, bitwise equal", right, THEIRS, "square"),
+        ("others, gradients or buffers differ", wrong, WRONG, "x"),
     ):
         if rows:
             words = {} if rows is ours else sides
             figure.add_scatter(**_points(found, rows, words), name=name, **_marks(colour, symbol))
-    figure.update_xaxes(title_text="peak above static, % of plain PyTorch's", range=[0, 106])
+    figure.update_xaxes(title_text="peak above static, % of eager's", range=[0, 106])
     figure.update_yaxes(title_text="extra time per step, %")
     return themed(figure, _finding(found))
 

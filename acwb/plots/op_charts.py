@@ -1,4 +1,4 @@
-"""What a profile says: time and memory op by op, activations by size and by the time they lie unused, the peak."""
+"""What a profile says: time and memory op by op, activations by size and idle time, the peak."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ def node_peak_memory(profile: Profile) -> graph_objects.Figure:
     figure.add_scatter(
         x=nodes["rank"],
         y=in_gib(nodes["active_mem_bytes"]),
-        name="the least it needs: what it reads, makes and works in",
+        name="op's own working set (inputs, outputs, workspace)",
         mode="lines",
         line={"color": KEPT, "width": 1, "shape": "hv"},
         hovertemplate="%{y:.3f} GiB<extra></extra>",
@@ -123,7 +123,7 @@ def activation_size(profile: Profile) -> graph_objects.Figure:
 
 
 def inactive_time(profile: Profile) -> graph_objects.Figure:
-    """How long each activation lies unused, against what it takes to make it again: what is worth dropping."""
+    """Idle time of each activation against its recomputation time: which ones are worth dropping."""
     rows = profile.activations
     figure = graph_objects.Figure()
     largest = rows["median_mem_size_bytes"].max()
@@ -140,15 +140,15 @@ def inactive_time(profile: Profile) -> graph_objects.Figure:
         },
         text=rows["activation_name"] + "  " + rows["module"],
         customdata=in_gib(rows["median_mem_size_bytes"]) * 1024,
-        hovertemplate="%{text}: %{customdata:.2f} MiB<br>unused for %{x:,.1f} ms, again in %{y:.2f} ms<extra></extra>",
+        hovertemplate="%{text}: %{customdata:.2f} MiB<br>idle %{x:,.1f} ms, recomputation %{y:.2f} ms<extra></extra>",
     )
-    figure.update_xaxes(title_text="time that an activation lies unused, ms")
-    figure.update_yaxes(title_text="time to make it again, ms", type="log", dtick=1)
+    figure.update_xaxes(title_text="idle time, ms")
+    figure.update_yaxes(title_text="recomputation time, ms", type="log", dtick=1)
     cheap = rows["recomp_time_ms"] * 100 < rows["inactive_time_ms"]
     share = rows["median_mem_size_bytes"][cheap].sum() / rows["median_mem_size_bytes"].sum()
     finding = (
-        f"{_model(profile)}: {share:.0%} of the activations' bytes lie unused for more than 100 times as long as it "
-        "takes to make them again (area: bytes)"
+        f"{_model(profile)}: {share:.0%} of the activations' bytes are idle for more than 100 times their "
+        "recomputation time (area: bytes)"
     )
     return themed(figure, finding)
 

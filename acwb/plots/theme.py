@@ -22,7 +22,7 @@ WIDTH, HEIGHT = 900, 520
 
 # Okabe and Ito's colours, which colour-blind readers tell apart.
 OURS, THEIRS, WRONG = "#0072b2", "#e69f00", "#d55e00"
-KEPT, RECOMPUTED = "#e69f00", "#0072b2"  # an activation that is kept; one that is made again
+KEPT, RECOMPUTED = "#e69f00", "#0072b2"  # an activation that is kept; one that is recomputed
 WORKSPACE = "workspace"
 
 # From the bottom of a stack to its top, with a pattern where the grey of two neighbours would be the same.

@@ -164,7 +164,7 @@ def _finding(plan: Plan, measurement: Measurement | None) -> str:
     static, plain = plan.profile.graph.static_bytes, plan.profile.peak_bytes
     saved = 1 - (plan.timeline.peak_bytes - static) / (plain - static)
     text = (
-        f"{plan.profile.graph.title}: {format_bytes(plain)} become {format_bytes(plan.timeline.peak_bytes)} "
+        f"{plan.profile.graph.title}: peak {format_bytes(plain)} → {format_bytes(plan.timeline.peak_bytes)} "
         f"(−{saved:.0%} above static) for {plan.overhead:+.1%} time, predicted"
     )
     if measurement is not None:
@@ -178,14 +178,14 @@ def _finding(plan: Plan, measurement: Measurement | None) -> str:
 
 
 def lifetimes(plan: Plan) -> graph_objects.Figure:
-    """When each activation is there: a bar for each of its lives, those that are made again in another colour."""
+    """Live ranges of the activations: a bar for each copy, recomputed ones in another colour."""
     spans = _spans(plan)
     activations = plan.profile.graph.activations
     place = {each.name: number for number, each in enumerate(activations)}
     figure = graph_objects.Figure()
     for decision, colour, name in (
         (Decision.RETAINED, KEPT, "kept"),
-        (Decision.RECOMPUTE, RECOMPUTED, "dropped and made again"),
+        (Decision.RECOMPUTE, RECOMPUTED, "dropped and recomputed"),
     ):
         rows = [(place[storage], *span, storage) for storage, span in spans if plan.decisions[storage] is decision]
         if rows:
@@ -207,10 +207,10 @@ def lifetimes(plan: Plan) -> graph_objects.Figure:
     again = sum(decision is Decision.RECOMPUTE for decision in plan.decisions.values())
     finding = (
         f"{plan.profile.graph.title}: {again:,} of {len(activations):,} activations are dropped between "
-        f"the phases and made again"
+        f"the phases and recomputed"
         if again
-        else f"{plan.profile.graph.title}: all {len(activations):,} activations wait from their forward to "
-        f"their backward use, the first for {_longest_wait(plan):.0%} of the step"
+        else f"{plan.profile.graph.title}: all {len(activations):,} activations are kept from their forward to "
+        f"their backward use, idle for up to {_longest_wait(plan):.0%} of the step"
     )
     return themed(figure, finding)
 

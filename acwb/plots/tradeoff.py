@@ -16,7 +16,7 @@ COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#332288")
 def trade_off(
     frontier: Frontier, others: Mapping[str, Iterable[Plan]] | None = None, current: Plan | None = None
 ) -> graph_objects.Figure:
-    """What each peak costs in time: the frontier, what is proved to be impossible, other planners, the current plan."""
+    """Extra time against peak: the Pareto frontier, its lower bound, other planners, the current plan."""
     figure = graph_objects.Figure([_frontier_line(frontier), _bound_line(frontier)])
     for (name, plans), colour, symbol in zip((others or {}).items(), COLOURS, SYMBOLS, strict=False):
         figure.add_trace(_dots(frontier, name, list(plans), colour, symbol))
@@ -44,9 +44,11 @@ def trade_off(
     figure.update_xaxes(title_text="peak above static, % of the step without a plan", range=[0, 103])
     figure.update_yaxes(title_text="extra time per step, % (predicted)", rangemode="tozero")
     half = next((point for point in frontier.points if _percent_above_static(frontier, point.peak_bytes) <= 50), None)
-    told = f"half the peak above static costs {frontier.overhead(half):+.1%} time" if half else "half is not reached"
-    down = 100 - _percent_above_static(frontier, last.peak_bytes)
-    return themed(figure, f"{frontier.profile.graph.title}: {told}, −{down:.0f}% is the most")
+    cost = (
+        f"halving the peak above static costs {frontier.overhead(half):+.1%} time" if half else "half is out of reach"
+    )
+    most = 100 - _percent_above_static(frontier, last.peak_bytes)
+    return themed(figure, f"{frontier.profile.graph.title}: {cost}; the most it can be reduced is {most:.0f}%")
 
 
 def _frontier_line(frontier: Frontier) -> graph_objects.Scatter:
@@ -65,7 +67,7 @@ def _bound_line(frontier: Frontier) -> graph_objects.Scatter:
     return graph_objects.Scatter(
         x=[_percent_above_static(frontier, size) for size, _ in frontier.bounds],
         y=[seconds / frontier.profile.step_seconds * 100 for _, seconds in frontier.bounds],
-        name="no plan is below (proved)",
+        name="lower bound",
         mode="lines",
         line={"color": QUIET, "width": 1, "dash": "dot"},
         hoverinfo="skip",

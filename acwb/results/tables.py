@@ -16,7 +16,7 @@ Rows = list[dict[str, Any]]
 
 
 def block_rows(graph: StepGraph, module: str) -> Rows:
-    """A row for each op of a module: what it reads and makes, and whether it runs again."""
+    """A row for each op of a module: what it reads and makes, and which op it recomputes."""
     return [
         {
             "op": op.name,

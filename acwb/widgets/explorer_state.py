@@ -31,7 +31,7 @@ class ExplorerState:
         plan: the current one; it fits the budget.
         message: what is to be said of the last choice; "" where all went well.
         keep: pinned activations that are never dropped.
-        recompute: pinned activations that are always made again.
+        recompute: pinned activations that are always recomputed.
     """
 
     frontier: Frontier
@@ -127,8 +127,8 @@ def key_figures(now: ExplorerState) -> dict[str, str]:
     return {
         "peak": f"{format_bytes(peak)} of {format_bytes(profile.peak_bytes)} (above static −{saved:.1%})",
         "step": f"{format_seconds(plan.timeline.seconds)}, {plan.overhead:+.1%}",
-        "at least": f"{now.frontier.lower_bound_seconds(now.budget_bytes) / profile.step_seconds:+.1%} (proved)",
-        "activations": f"{counts[Decision.RETAINED]:,} kept, {counts[Decision.RECOMPUTE]:,} made again{swapped}",
+        "lower bound": f"{now.frontier.lower_bound_seconds(now.budget_bytes) / profile.step_seconds:+.1%}",
+        "activations": f"{counts[Decision.RETAINED]:,} kept, {counts[Decision.RECOMPUTE]:,} recomputed{swapped}",
         "planner": plan.planner,
     }
 
@@ -146,8 +146,8 @@ def _row(now: ExplorerState, each: Activation, pin: str) -> dict[str, str | floa
         "MiB": round(each.bytes / 2**20, 3),
         "decision": str(now.plan.decisions[each.name]),
         "pin": pin,
-        "unused ms": round(now.profile.inactive_seconds(each) * 1e3, 1),
-        "again ms": round(now.profile.recompute_seconds(each) * 1e3, 3),
+        "idle ms": round(now.profile.inactive_seconds(each) * 1e3, 1),
+        "recompute ms": round(now.profile.recompute_seconds(each) * 1e3, 3),
     }
 
 

@@ -69,7 +69,7 @@ class BudgetExplorer(ipywidgets.VBox):  # type: ignore[misc]
         self.table = DecisionTable()
         self.why = ipywidgets.HTML()
         self.pin = ipywidgets.ToggleButtons(
-            options=[("planner decides", "free"), ("keep", "keep"), ("make again", "recompute")],
+            options=[("planner decides", "free"), ("keep", "keep"), ("recompute", "recompute")],
             value="free",
             description="pin",
             style={"button_width": "150px", **WIDE},

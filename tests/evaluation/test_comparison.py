@@ -41,7 +41,7 @@ def test_what_is_wrong_is_reported(found: MethodComparison) -> None:
         if row.predicted_overhead is not None or row.name in (EAGER, "captured, no plan"):
             assert (row.wrong_gradients, row.wrong_buffers, row.gradient_error) == (0, 0, 0)
     assert "buffers" in repr(found)
-    assert "nothing, to the bit" in repr(found)
+    assert "nothing, bitwise" in repr(found)
 
 
 def test_a_contest_goes_to_a_file_and_back(found: MethodComparison, tmp_path: Path) -> None:
@@ -72,4 +72,4 @@ def test_ours_stands_beside_each_as_a_part_of_its_cost() -> None:
     assert "50.0%  ×1.400 [1.400, 1.400]   ×1.100 [1.100, 1.100]   25% " in table["theirs"]
     assert "×1.100 [1.100, 1.100]   noise " in table["free"]
     assert "×1.100 [1.100, 1.100]   predicted ×1.090" in table["ours"]
-    assert table["eager"].endswith("nothing, to the bit")
+    assert table["eager"].endswith("nothing, bitwise")

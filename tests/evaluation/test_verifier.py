@@ -49,7 +49,7 @@ def test_a_planned_step_is_equal_and_the_model_stays_as_it_was(make: Callable[[]
     assert found.counts[STATE] >= parameters
     assert found.counts[LOSS] == found.counts[RANDOM] == 1
     assert found.counts[INPUT] == len(torch.utils._pytree.tree_leaves(subject.batch))
-    assert "equal to plain PyTorch, to the bit" in repr(found)
+    assert "bitwise equal to eager" in repr(found)
 
 
 def test_before_the_first_step_the_optimizer_has_no_state_and_gets_none() -> None:

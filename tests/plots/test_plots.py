@@ -117,7 +117,7 @@ def test_the_trade_off_shows_all_planners_and_the_current_plan(profile: acwb.Pro
     frontier = acwb.frontier(profile)
     figure = plots.trade_off(frontier, {"recompute_all": [recompute_all(profile)]}, plan)
     names = [trace.name for trace in figure.data]
-    assert names == ["frontier", "no plan is below (proved)", "recompute_all", "this plan"]
+    assert names == ["frontier", "lower bound", "recompute_all", "this plan"]
     assert len(figure.data[0].x) == len(frontier.points)
     assert (figure.data[-1].x[0], figure.data[-1].y[0]) == plots.current_point(frontier, plan)
     assert "is the most" in figure.layout.title.text
@@ -184,7 +184,7 @@ def test_names_in_a_contest_cover_no_other_mark() -> None:
 
     rows = (row("eager", 100, 1.0), row("every second block", 50, 1.10), row("other", 60, 1.105), row("high", 20, 1.5))
     figure = plots.method_comparison(MethodComparison("tiny", 1, {}, 0, rows, {}, ()))
-    (others,) = [trace for trace in figure.data if trace.name == "others, equal to the bit"]
+    (others,) = [trace for trace in figure.data if trace.name == "others, bitwise equal"]
     assert list(others.text) == ["every second block", "other", "high"]
     assert others.textposition[0] == "bottom right"  # above, it would cover the mark of the other one
     assert others.textposition[2] == "top right"

@@ -86,7 +86,7 @@ def test_what_stands_beside_the_timeline(now: ExplorerState) -> None:
     figures = explorer_state.key_figures(now)
     assert "above static −" in figures["peak"]
     counts = [sum(each is kind for each in now.plan.decisions.values()) for kind in Decision][:2]
-    assert figures["activations"] == f"{counts[0]} kept, {counts[1]} made again"
+    assert figures["activations"] == f"{counts[0]} kept, {counts[1]} recomputed"
     assert len(explorer_state.table(now)) == len(now.profile.graph.activations)
     assert "The floor is" in explorer_state.describe_floor(now)
 
