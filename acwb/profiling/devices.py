@@ -1,13 +1,12 @@
-"""What depends on the device: a clock, a meter of what kernels allocate, a place to swap to, and how much fits.
+"""What depends on the device: its clock, its allocation meter, its swap space and its available memory.
 
-On CPU: a monotonic clock, the allocator's own events, a temporary file, the kernel's counts of this process. On an
-accelerator: its events and counters through `torch.accelerator`, and pinned host memory; that part was never run.
+On CPU: a monotonic clock, the allocator's events in torch's profiler, a temporary file, and /proc. On an accelerator:
+events and counters through `torch.accelerator`, and pinned host memory; that part has never been run.
 """
 
 import ctypes
 import os
 import platform
-import resource
 import tempfile
 import time
 import weakref
@@ -19,66 +18,67 @@ from typing import Any, Protocol
 import torch
 from torch.profiler import ProfilerActivity, record_function
 
+from acwb._torch import allocation_events
 from acwb.errors import AcwbError
-from acwb.profiling.process_memory import data_bytes, kernel_table_bytes
+from acwb.profiling import process_memory
 
 
 class Clock(Protocol):
-    """Marks moments on a device; the time between two of them is asked for later, so that marking stays cheap."""
+    """Marks points in time on a device; the time between two marks is computed later, so that marking is cheap."""
 
     def mark(self) -> Any:
-        """This moment."""
+        """A mark of the current time."""
 
     def seconds(self, start: Any, stop: Any) -> float:
         """The time between two marks."""
 
 
 class AllocationMeter(Protocol):
-    """While entered, watches what an allocator gives out."""
+    """Records, while entered, the allocations inside of named regions."""
 
     def watch(self, name: str) -> AbstractContextManager[None]:
-        """Watch what happens inside under this name."""
+        """A region with this name."""
 
     def growth(self) -> Mapping[str, int]:
-        """Once left: the most bytes held at one moment of each watch beyond what was held at its start."""
+        """For each region, the peak of its allocated bytes above those at its start; after the meter was left."""
 
 
 class SwapSpace(Protocol):
-    """Memory outside of the device, that storages are moved to and back from."""
+    """Memory outside of the device, to which storages are swapped out."""
 
     def write(self, name: str, storage: torch.UntypedStorage) -> None:
-        """Copy a storage's bytes out under a name, replacing what was there."""
+        """Copy the bytes of a storage to the entry `name`, replacing an older one."""
 
     def read(self, name: str, storage: torch.UntypedStorage) -> None:
-        """Copy them back into a storage of the same size."""
+        """Copy the bytes of the entry `name` back into a storage of the same size."""
 
     def forget(self, name: str) -> None:
-        """Let others have the room of a name that is not read again."""
+        """Release the space of the entry `name`."""
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The device's clock."""
+    """The clock of a device."""
     return CpuClock() if device.type == "cpu" else AcceleratorClock()
 
 
 def meter_of(device: torch.device) -> "CpuAllocationMeter | AcceleratorAllocationMeter":
-    """The device's meter of allocations, to be entered."""
+    """The allocation meter of a device, to be entered."""
     return CpuAllocationMeter() if device.type == "cpu" else AcceleratorAllocationMeter()
 
 
 def space_of(device: torch.device) -> SwapSpace:
-    """Where storages of the device are swapped to."""
+    """The swap space of a device."""
     return FileSwapSpace() if device.type == "cpu" else HostSwapSpace()
 
 
 def swap_out(space: SwapSpace, name: str, storage: torch.UntypedStorage) -> None:
-    """Move a storage's bytes out and give its memory back; its tensors stay, but must not be read."""
+    """Move the bytes of a storage out and free its memory; its tensors exist, but must not be read."""
     space.write(name, storage)
     storage.resize_(0)
 
 
 def swap_in(space: SwapSpace, name: str, storage: torch.UntypedStorage, size: int) -> None:
-    """Bring a storage's `size` bytes back."""
+    """Bring the `size` bytes of a storage back."""
     storage.resize_(size)
     space.read(name, storage)
 
@@ -87,18 +87,11 @@ def available_bytes(device: torch.device) -> int:
     """How much more this process can allocate on the device."""
     if device.type != "cpu":
         return int(torch.accelerator.get_memory_info(device)[0])
-    limits = [kernel_table_bytes("/proc/meminfo", "MemAvailable")]
-    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    if soft != resource.RLIM_INFINITY:
-        limits.append(soft - data_bytes())
-    group = Path("/sys/fs/cgroup")
-    if (group / "memory.max").exists() and (most := (group / "memory.max").read_text().strip()) != "max":
-        limits.append(int(most) - int((group / "memory.current").read_text()))
-    return max(0, min(limits))
+    return process_memory.available_bytes()
 
 
 def describe_device(device: torch.device) -> str:
-    """What a person calls the device."""
+    """The name of the processor or accelerator."""
     if device.type != "cpu":
         return str(torch.accelerator.current_accelerator())
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -107,10 +100,10 @@ def describe_device(device: torch.device) -> str:
 
 
 class CpuClock:
-    """The process's monotonic clock."""
+    """The monotonic clock of the process."""
 
     def mark(self) -> float:
-        """This moment."""
+        """A mark of the current time."""
         return time.perf_counter()
 
     def seconds(self, start: float, stop: float) -> float:
@@ -122,19 +115,19 @@ class AcceleratorClock:
     """Events on the accelerator's current stream."""
 
     def mark(self) -> torch.Event:
-        """This moment, as the stream reaches it."""
+        """An event at the current point of the stream."""
         event = torch.Event(enable_timing=True)
         event.record()
         return event
 
     def seconds(self, start: torch.Event, stop: torch.Event) -> float:
-        """The time between two marks; waits until the second was reached."""
+        """The time between two marks; waits until the stream has reached the second."""
         stop.synchronize()
         return float(start.elapsed_time(stop)) / 1e3
 
 
 class CpuAllocationMeter:
-    """Torch's CPU allocator reports each of its events to the profiler; a watch is a region of the profiler's."""
+    """Reads the events that torch's CPU allocator reports to the profiler; a region is one of the profiler's."""
 
     def __init__(self) -> None:
         self._profiler: Any = torch.profiler.profile(
@@ -151,21 +144,20 @@ class CpuAllocationMeter:
             self._profiler.__exit__(*error)
 
     def watch(self, name: str) -> AbstractContextManager[None]:
-        """Watch what happens inside under this name."""
+        """A region with this name."""
         return record_function(f"acwb:{name}")
 
     def growth(self) -> dict[str, int]:
-        """The most bytes held at one moment of each watch beyond what was held at its start."""
-        results = self._profiler.profiler.kineto_results
+        """For each region, the peak of its allocated bytes above those at its start."""
         memory, watches = [], []
-        for event in results.events():
+        for event in allocation_events(self._profiler):
             name = event.name()
             if name == "[memory]":
                 memory.append((event.start_ns(), event.nbytes()))
             elif name.startswith("acwb:"):
                 watches.append((event.start_ns(), event.start_ns() + event.duration_ns(), name.removeprefix("acwb:")))
         memory.sort(key=lambda event: event[0])
-        found = {}
+        growth = {}
         events = iter(memory)
         event = next(events, None)
         for start, stop, name in sorted(watches):
@@ -175,12 +167,12 @@ class CpuAllocationMeter:
                     held += event[1]
                     most = max(most, held)
                 event = next(events, None)
-            found[name] = most
-        return found
+            growth[name] = most
+        return growth
 
 
 class AcceleratorAllocationMeter:
-    """The accelerator's allocator counts for itself."""
+    """Reads the peak that the accelerator's allocator keeps itself."""
 
     def __init__(self) -> None:
         self._growth: dict[str, int] = {}
@@ -189,23 +181,23 @@ class AcceleratorAllocationMeter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing to end."""
+        """Nothing to do: each region measures itself."""
 
     @contextmanager
     def watch(self, name: str) -> Iterator[None]:
-        """Watch what happens inside under this name."""
+        """A region with this name."""
         torch.accelerator.reset_peak_memory_stats()
         before = torch.accelerator.memory_allocated()
         yield
         self._growth[name] = torch.accelerator.max_memory_allocated() - before
 
     def growth(self) -> dict[str, int]:
-        """The most bytes held at one moment of each watch beyond what was held at its start."""
+        """For each region, the peak of its allocated bytes above those at its start."""
         return self._growth
 
 
 class FileSwapSpace:
-    """A temporary file, written and read (not mapped, which would count as memory), that vanishes with its last use."""
+    """A temporary file, written and read (a mapped one would count as memory), which is deleted with this object."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="acwb-")  # noqa: SIM115  # lives as long as this object
@@ -214,7 +206,7 @@ class FileSwapSpace:
         self._end = 0
 
     def write(self, name: str, storage: torch.UntypedStorage) -> None:
-        """Copy a storage's bytes out under a name, replacing what was there."""
+        """Copy the bytes of a storage to the entry `name`, replacing an older one."""
         size = storage.nbytes()
         if self._places.get(name, (0, -1))[1] != size:
             self._places[name] = (self._end, size)
@@ -230,7 +222,7 @@ class FileSwapSpace:
                 ) from error
 
     def read(self, name: str, storage: torch.UntypedStorage) -> None:
-        """Copy them back into a storage of the same size."""
+        """Copy the bytes of the entry `name` back into a storage of the same size."""
         place, size = self._places[name]
         view, done = _view(storage), 0
         while done < size:
@@ -240,10 +232,10 @@ class FileSwapSpace:
             done += count
 
     def forget(self, name: str) -> None:
-        """Let others have the room of a name that is not read again.
+        """Release the space of the entry `name`.
 
-        Where nothing is left, the file is begun anew, so that the system does not write it to its disk meanwhile, on a
-        processor that is being timed.
+        Without entries, the file is written from its start again: a growing file would be flushed to disk by a
+        processor whose time is being measured.
         """
         del self._places[name]
         if not self._places:
@@ -257,28 +249,32 @@ class HostSwapSpace:
         self._copies: dict[str, torch.Tensor] = {}
 
     def write(self, name: str, storage: torch.UntypedStorage) -> None:
-        """Copy a storage's bytes out under a name, replacing what was there."""
+        """Copy the bytes of a storage to the entry `name`, replacing an older one."""
         if name not in self._copies:
             self._copies[name] = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
         self._copies[name].copy_(_bytes(storage))
 
     def read(self, name: str, storage: torch.UntypedStorage) -> None:
-        """Copy them back into a storage of the same size."""
+        """Copy the bytes of the entry `name` back into a storage of the same size."""
         _bytes(storage).copy_(self._copies[name])
 
     def forget(self, name: str) -> None:
-        """Let others have the room of a name that is not read again."""
+        """Release the space of the entry `name`."""
         del self._copies[name]
 
 
 def _view(storage: torch.UntypedStorage) -> memoryview:
-    """A CPU storage's bytes in place; `numpy()` would do, but it fixes the storage's size for ever."""
+    """The bytes of a CPU storage in place; `numpy()` would make the storage impossible to resize."""
     return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence a line that torch's profiler writes to the standard error when it starts and stops, whatever one sets."""
+    """Silence the line that torch's profiler writes to standard error when it starts and stops, whatever one sets.
+
+    Not thread-safe: it redirects file descriptor 2 of the whole process, so that the errors of other threads are lost
+    meanwhile.
+    """
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     try:

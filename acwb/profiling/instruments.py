@@ -1,4 +1,7 @@
-"""What measures an op during a replay: its time, its kernel's workspace, its recompute rule."""
+"""Instruments of a replay: workspace and time of each op, and whether its recompute rule is bitwise equal to it.
+
+Each is a callable that takes an op with its arguments, runs it, and keeps what it measured.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -11,23 +14,27 @@ from acwb.capture.recompute_rules import RecomputeRule
 from acwb.core.graph import StepGraph
 from acwb.profiling import process_memory
 from acwb.profiling.devices import AllocationMeter, Clock
-from acwb.profiling.replay import Arguments, OpCall, Swapper
+from acwb.profiling.replay import MovedArguments, OpCall, Swapper
 
-BlockPolicy = Callable[..., AbstractContextManager[None]]  # which freed blocks the C library gives back meanwhile
+BlockPolicy = Callable[..., AbstractContextManager[None]]  # which freed blocks malloc returns to the system meanwhile
 
 
 def blocks_kept(*_: int) -> AbstractContextManager[None]:
-    """The C library keeps freed blocks as it likes: there is room."""
+    """The block policy of a step that fits in memory: malloc keeps what it likes."""
     return nullcontext()
 
 
 def rule_label(name: str) -> str:
-    """What an op's recompute rule is measured under."""
+    """The name under which the allocation meter has an op's recompute rule."""
     return f"{name} by its recompute rule"
 
 
 class WorkspaceMeter:
-    """Runs an op under the meter; with a swapper, moves each activation that it makes out and in again."""
+    """Measures what each op allocates, times its recompute rule, and with a swapper the swaps of its activations.
+
+    Attributes:
+        rule_seconds: the time of each recompute rule whose result is bitwise equal to that of its op.
+    """
 
     def __init__(
         self,
@@ -44,11 +51,11 @@ class WorkspaceMeter:
         self._activations = {activation.name for activation in graph.activations}
         self._repeats = repeats
         self._returning = returning
-        self.rule_seconds: dict[str, float] = {}  # of ops whose shortcut gives the same bits
+        self.rule_seconds: dict[str, float] = {}
 
-    def __call__(self, call: OpCall, arguments: Arguments) -> Any:
-        """Run the op, and measure it."""
-        args, kwargs = arguments.pop()
+    def __call__(self, call: OpCall, arguments: MovedArguments) -> Any:
+        """Run the op under the allocation meter; then try its rule, and swap what it made."""
+        args, kwargs = arguments.take()
         with self._meter.watch(call.op.name):
             result = call.run(args, kwargs)
         if call.rule is not None:
@@ -62,12 +69,12 @@ class WorkspaceMeter:
         return result
 
     def _try_rule(self, name: str, rule: RecomputeRule, args: tuple[Any, ...], result: Any) -> None:
-        """Compare an op's recompute rule with its result, and time it: here, where the ops are not timed."""
+        """Compare the result of an op's recompute rule with the op's own, bitwise, and time it if they are equal."""
         with self._meter.watch(rule_label(name)):
-            again = rule.kernel(args, result)
-        if not equal_with_strides(again, result[0]):
+            recomputed = rule.kernel(args, result)
+        if not equal_with_strides(recomputed, result[0]):
             return
-        del again
+        del recomputed
         marks = []
         with self._returning(process_memory.TIMED_BLOCKS, process_memory.ALL_BLOCKS):
             for _ in range(self._repeats):
@@ -78,15 +85,15 @@ class WorkspaceMeter:
 
 
 class OpTimer:
-    """Times an op, together with giving back what it used for the last time."""
+    """Times each op, together with freeing what it is the last to use."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._marks: defaultdict[str, list[tuple[Any, Any]]] = defaultdict(list)
 
-    def __call__(self, call: OpCall, arguments: Arguments) -> Any:
-        """Run the op, and measure it."""
-        args, kwargs = arguments.pop()
+    def __call__(self, call: OpCall, arguments: MovedArguments) -> Any:
+        """Run the op and drop its arguments, timed."""
+        args, kwargs = arguments.take()
         start = self._clock.mark()
         result = call.run(args, kwargs)
         del args, kwargs
@@ -94,7 +101,7 @@ class OpTimer:
         return result
 
     def seconds(self) -> dict[str, list[float]]:
-        """How long each op took in each pass."""
+        """The seconds of each op in each pass."""
         return {
             name: [self._clock.seconds(start, stop) for start, stop in marks] for name, marks in self._marks.items()
         }

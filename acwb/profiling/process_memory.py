@@ -1,6 +1,6 @@
-"""Memory of this process, as Linux and the C library tell it: resident, peak, data; caps, trimming, malloc thresholds.
+"""Memory of this process on Linux: resident, peak, data and available bytes; caps, trimming, malloc thresholds.
 
-On Linux only. `RLIMIT_DATA` bounds private writable memory, whether it was touched or not.
+The numbers come from /proc and the control group. `RLIMIT_DATA` bounds private writable memory, touched or not.
 """
 
 import ctypes
@@ -14,17 +14,17 @@ import torch
 
 from acwb.subject import Action
 
-# The C library then maps every block of 64 KiB or more by itself and gives it back when it is freed, so that the
-# process's memory follows its tensors. It makes allocation slower: times are never measured so. Two such processes may
-# run at the same time: their threads sleep while they wait, instead of keeping the cores from each other.
+# With these variables, malloc maps every block of 64 KiB or more separately and unmaps it when it is freed, so that the
+# memory of the process follows its tensors. Allocation is slower, so times are never measured this way. Two such
+# processes may run at the same time: their idle threads sleep instead of spinning.
 MALLOC_RETURNS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_WAIT_POLICY": "passive"}
 
 
 def cap_memory(size: int) -> None:
-    """From now on, let this process allocate `size` bytes more than it holds, and not a byte beyond that.
+    """Limit this process, from now on, to `size` bytes more than it holds; beyond that, allocations fail.
 
-    Mapped libraries do not count; what the C library holds without using it stays there to be used. What torch cannot
-    get, it reports as an error.
+    Mapped libraries do not count. Free memory that malloc holds can still be used. Torch reports a failed allocation as
+    a RuntimeError.
     """
     limit = data_bytes() + size
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -40,22 +40,22 @@ def resident_growth(action: Action) -> int:
     return peak_resident_bytes() - before
 
 
-# The C library's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, and the most that it raises the first to by itself.
+# glibc's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, and the most that it raises the first to by itself.
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 _DEFAULT_THRESHOLD = 32 * 2**20
-# Blocks from this size on are given back when they are freed. Fresh pages take as long as many an op, so times are
-# measured with the larger size; what lies between small blocks that stay is lost, so the smaller one is for the rest.
+# Blocks from this size on are unmapped when they are freed. Page faults take as long as many an op, so times are
+# measured with the larger size; the smaller one avoids fragmentation, for everything else.
 TIMED_BLOCKS, ALL_BLOCKS = 8 * 2**20, 64 * 2**10
 
 
 @contextmanager
 def return_freed_blocks(device: torch.device, blocks: int, afterwards: int = _DEFAULT_THRESHOLD) -> Iterator[None]:
-    """Let the C library give blocks from this size on back when they are freed, instead of keeping them for later.
+    """Make malloc return freed blocks of at least `blocks` bytes to the system, instead of keeping them for reuse.
 
     Args:
-        device: nothing happens on any other than the CPU.
+        device: nothing changes unless it is the CPU.
         blocks: `TIMED_BLOCKS` or `ALL_BLOCKS`.
-        afterwards: the size that holds from then on; by default the one that the library reaches by itself.
+        afterwards: the threshold from then on; by default the one that glibc reaches by itself.
     """
     library = ctypes.CDLL(None)
     if device.type == "cpu" and hasattr(library, "mallopt"):
@@ -74,7 +74,7 @@ def _set_thresholds(library: ctypes.CDLL, blocks: int) -> None:
 
 
 def trim_memory() -> None:
-    """Let the C library give back what it holds but nobody uses, or a step would grow into it unseen."""
+    """Make malloc return free memory to the system; a step would otherwise reuse it, and its growth be invisible."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
@@ -85,27 +85,39 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def kernel_table_bytes(path: str, field: str) -> int:
-    """One field of a table of the Linux kernel, in bytes."""
+def _proc_bytes(path: str, field: str) -> int:
+    """One field of a table in /proc, in bytes."""
     fields = dict(line.split(":", 1) for line in Path(path).read_text().splitlines())
     return int(fields[field].split()[0]) * 1024
 
 
+def available_bytes() -> int:
+    """How much more this process can allocate: the least of free memory, RLIMIT_DATA and its control group's limit."""
+    limits = [_proc_bytes("/proc/meminfo", "MemAvailable")]
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft != resource.RLIM_INFINITY:
+        limits.append(soft - data_bytes())
+    group = Path("/sys/fs/cgroup")
+    if (group / "memory.max").exists() and (most := (group / "memory.max").read_text().strip()) != "max":
+        limits.append(int(most) - int((group / "memory.current").read_text()))
+    return max(0, min(limits))
+
+
 def resident_bytes() -> int:
-    """This process's memory that is really there now (Linux)."""
-    return kernel_table_bytes("/proc/self/status", "VmRSS")
+    """The resident memory of this process."""
+    return _proc_bytes("/proc/self/status", "VmRSS")
 
 
 def peak_resident_bytes() -> int:
-    """The peak of it, since the process began or since `reset_peak_resident`."""
-    return kernel_table_bytes("/proc/self/status", "VmHWM")
+    """The peak resident memory of this process, since its start or since `reset_peak_resident`."""
+    return _proc_bytes("/proc/self/status", "VmHWM")
 
 
 def reset_peak_resident() -> None:
-    """Begin to count the peak anew."""
+    """Reset the peak of `peak_resident_bytes` to the current resident memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def data_bytes() -> int:
-    """What RLIMIT_DATA bounds: the process's private writable memory, whether it was touched yet or not."""
-    return kernel_table_bytes("/proc/self/status", "VmData")
+    """The private writable memory of this process, touched or not, which RLIMIT_DATA bounds."""
+    return _proc_bytes("/proc/self/status", "VmData")

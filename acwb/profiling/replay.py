@@ -1,7 +1,7 @@
-"""Replays a captured step op by op on the live tensors, in the order and with the lifetimes of a run.
+"""Replays a captured step op by op on the live tensors, in the order and with the live ranges of a run.
 
-Whatever the step writes into is restored afterwards. `SwappingReplay` swaps storages out between the phases that use
-them, for a step that does not fit in memory (μ-TWO, Algorithm A).
+`state_preserved` restores afterwards what the step writes into. `SwappingReplay` swaps storages out between the phases
+that use them, for a step that does not fit in memory (μ-TWO, Algorithm A).
 """
 
 import operator
@@ -16,26 +16,39 @@ import torch
 from torch import fx
 from tqdm.auto import tqdm
 
-from acwb._torch import below_autograd
+from acwb._torch import below_autograd, storage_id
+from acwb.capture.node_meta import meta_of, step_outputs
 from acwb.capture.optimizer_step import state_tensors
 from acwb.capture.recompute_rules import RecomputeRule, rule_of
 from acwb.capture.step import TracedStep
-from acwb.core.graph import Op, Role
+from acwb.core.graph import Op, Role, output_position
 from acwb.errors import AcwbError
 from acwb.profiling import devices, process_memory
 from acwb.profiling.devices import Clock, SwapSpace
 from acwb.rng import preserved
 from acwb.units import format_bytes
 
-Arguments = list[tuple[tuple[Any, ...], dict[str, Any]]]  # of one call; whoever runs it takes them out
-Execute = Callable[["OpCall", Arguments], Any]
+
+class MovedArguments:
+    """The arguments of one call, to be taken once: whoever runs the op then has the only references, and drops them."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._held = [(args, kwargs)]
+
+    def take(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and the keyword arguments, which are not held here any longer."""
+        return self._held.pop()
+
+
+Execute = Callable[["OpCall", MovedArguments], Any]
 
 
 @contextmanager
 def state_preserved(step: TracedStep) -> Iterator[dict[str, torch.Tensor]]:
-    """Give the tensors that exist before the step, by storage name; at the end they and the random state are as before.
+    """Yield the tensors that exist before the step, by storage name; at the end they and the RNG state are restored.
 
-    What the step writes into is kept in a file meanwhile, and so are the parameters' gradients, which a run frees.
+    Meanwhile, copies of the tensors that the step writes into are in the swap space, and so are the gradients of the
+    parameters, which a run frees.
     """
     tensors = _existing_tensors(step)
     device = step.device
@@ -57,15 +70,15 @@ def state_preserved(step: TracedStep) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def _existing_tensors(step: TracedStep) -> dict[str, torch.Tensor]:
-    """The model's, the batch's and the optimizer's tensors; state that the optimizer has not made yet is zero."""
+    """The tensors of model, batch and optimizer; optimizer state that does not exist yet is zero."""
     tensors: dict[str, torch.Tensor] = {}
     bound = step.inputs()
     placeholders = step.fx_graph.find_nodes(op="placeholder")
     names = {id(slot.tensor): slot.name for slot in step.slots}
     state = state_tensors(step.optimizer, names) if step.optimizer is not None else {}
     for number, node in enumerate(placeholders):
-        name, recorded = node.meta["storage"], node.meta["val"]
-        if node.meta["role"] is not Role.OPTIMIZER_STATE:
+        name, recorded = meta_of(node)["storage"], meta_of(node)["val"]
+        if meta_of(node)["role"] is not Role.OPTIMIZER_STATE:
             tensors[name] = bound[number]
         elif name in state:
             tensors[name] = state[name]
@@ -75,18 +88,18 @@ def _existing_tensors(step: TracedStep) -> dict[str, torch.Tensor]:
 
 
 def _gradient_storages(step: TracedStep) -> dict[str, torch.UntypedStorage]:
-    """The memory of the gradients that an earlier run left, which the next one frees first."""
-    found = {}
+    """The storages of the gradients that an earlier run left, which the next run frees first."""
+    storages = {}
     for slot in step.slots:
         gradient = slot.tensor.grad if slot.role is Role.PARAMETER else None
         if gradient is not None and gradient.layout is torch.strided and gradient.untyped_storage().resizable():
             storage = gradient.untyped_storage()
-            found[storage._cdata] = (f"{slot.name}.grad", storage)
-    return dict(found.values())
+            storages[storage_id(storage)] = (f"{slot.name}.grad", storage)
+    return dict(storages.values())
 
 
 class Swapper:
-    """Moves storages out of the device's memory and back, and notes how long that takes."""
+    """Moves storages out of the device's memory and back, and times both."""
 
     def __init__(self, space: SwapSpace, clock: Clock) -> None:
         self._space = space
@@ -96,31 +109,31 @@ class Swapper:
         self.in_seconds: defaultdict[str, list[float]] = defaultdict(list)
 
     def swap_out(self, name: str, storage: torch.UntypedStorage) -> None:
-        """Move a storage out."""
+        """Move a storage out of the device's memory, timed."""
         self._sizes[name] = storage.nbytes()
         start = self._clock.mark()
         devices.swap_out(self._space, name, storage)
         self.out_seconds[name].append(self._clock.seconds(start, self._clock.mark()))
 
     def swap_in(self, name: str, storage: torch.UntypedStorage) -> None:
-        """Bring a storage back."""
+        """Bring a storage back into the device's memory, timed."""
         start = self._clock.mark()
         devices.swap_in(self._space, name, storage, self._sizes[name])
         self.in_seconds[name].append(self._clock.seconds(start, self._clock.mark()))
 
     def forget(self, name: str) -> None:
-        """A storage is not moved again."""
+        """Release the swap space of a storage that is not read back again."""
         self._space.forget(name)
 
 
 @dataclass(frozen=True, eq=False)
 class OpCall:
-    """An op with its node.
+    """An op with its FX node, and the values that appear and disappear with it.
 
     Attributes:
-        results: the nodes that name its result, or (with their positions) parts of it, and are used later.
+        results: the nodes of its result, or (with their positions) of parts of it, as far as they are used later.
         dying: the nodes whose value is used here for the last time.
-        rule: a cheaper way to make its first output again.
+        rule: its recompute rule, if it has one.
     """
 
     op: Op
@@ -137,15 +150,15 @@ class OpCall:
     def made(self, result: Any) -> Iterator[tuple[str, torch.UntypedStorage]]:
         """The storages of a result that the op made, by name."""
         for name in self.op.outputs:
-            tensor = result[int(name.rpartition(":")[2])] if isinstance(result, (tuple, list)) else result
+            tensor = result[output_position(name)] if isinstance(result, (tuple, list)) else result
             yield name, tensor.untyped_storage()
 
 
 def calls_of(step: TracedStep) -> tuple[OpCall, ...]:
-    """The ops of a step in order, each with the nodes that live on after it and those that do not."""
+    """The ops of a step in order, each with the values that are used later and those that are not."""
     (output,) = step.fx_graph.find_nodes(op="output")
-    outputs, gradients, _ = output.args[0]
-    tangents = [node for node in step.fx_graph.nodes if "tangent_of" in node.meta]
+    outputs, gradients, _ = step_outputs(step.fx_graph)
+    tangents = [node for node in step.fx_graph.nodes if "tangent_of" in meta_of(node)]
     kept = {*outputs, *gradients, *tangents}
     order = {node: position for position, node in enumerate(step.fx_graph.nodes)}
     nodes = [node for node in step.fx_graph.nodes if node.op == "call_function"]
@@ -187,16 +200,16 @@ class Replay:
         self._bound: dict[fx.Node, torch.Tensor] = {}
         for node in step.fx_graph.nodes:
             if node.op == "placeholder":
-                self._bound[node] = tensors[node.meta["storage"]]
+                self._bound[node] = tensors[meta_of(node)["storage"]]
             elif node.op == "get_attr":
                 self._bound[node] = step.constants[node.target]
 
     def run(self, execute: Execute, progress: "tqdm[Any] | None" = None) -> None:
-        """One pass over all ops; `execute` runs each, and measures what it is there to measure."""
+        """Run all ops once, in order; `execute` runs and measures each of them."""
         values: dict[fx.Node, Any] = dict(self._bound)
         with below_autograd(self._device):
             for call in self.calls:
-                arguments: Arguments = [fx.map_arg((call.node.args, call.node.kwargs), values.__getitem__)]
+                arguments = MovedArguments(*fx.map_arg((call.node.args, call.node.kwargs), values.__getitem__))
                 for node in call.dying:
                     del values[node]
                 with self._room_for(call):
@@ -211,7 +224,7 @@ class Replay:
 
     @contextmanager
     def _room_for(self, call: OpCall) -> Iterator[None]:
-        """Say in a sentence where memory ran out."""
+        """Turn an out-of-memory error into one that names the op and a remedy."""
         try:
             yield
         except RuntimeError as error:
@@ -223,10 +236,10 @@ class Replay:
             ) from error
 
     def _before(self, call: OpCall) -> None:
-        """What happens before an op is called."""
+        """A hook before each op."""
 
     def _after(self, call: OpCall, result: Any) -> None:
-        """What happens once it has run."""
+        """A hook after each op, with its result."""
 
 
 class SwappingReplay(Replay):

@@ -1,54 +1,56 @@
-"""Measures what kernels allocate at a batch that was never run: every spec of call once, on zeros.
+"""Probes kernel workspaces without running the step: each distinct call signature once, on zeros.
 
 A kernel may choose its algorithm by the size of its inputs, so that its workspace jumps where everything else grows in
-proportion. A real step repeats few specs of calls many times, and one call at a time needs little memory: asking the
-kernels themselves takes seconds where the step would take minutes.
+proportion. A step repeats few distinct calls many times, and one call at a time needs little memory, so a probe takes
+seconds where the step would take minutes.
 """
 
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
-from acwb._torch import below_autograd
+from acwb._torch import below_autograd, pytree
+from acwb.capture.node_meta import meta_of
 from acwb.capture.step import TracedStep
 from acwb.core.graph import Phase
 from acwb.profiling import devices
 from acwb.profiling.instruments import WorkspaceMeter, rule_label
-from acwb.profiling.replay import OpCall, calls_of
+from acwb.profiling.replay import MovedArguments, OpCall, calls_of
 from acwb.rng import preserved
 
 
 def probe_workspaces(step: TracedStep) -> tuple[dict[str, int], dict[str, int]]:
     """Workspace bytes of each op before the optimizer's, and of each recompute rule; the step itself is not run."""
     graph, device = step.graph, step.device
-    first: dict[str, tuple[OpCall, Any]] = {}
-    specs: dict[str, str] = {}
+    first: dict[str, tuple[OpCall, Any]] = {}  # the first call of each signature
+    signatures: dict[str, str] = {}
     for call in calls_of(step):
         if call.op.phase is not Phase.OPTIMIZER:
-            arguments = fx.map_arg((call.node.args, call.node.kwargs), lambda node: node.meta["val"])
-            specs[call.op.name] = spec = _call_signature(call, arguments)
-            first.setdefault(spec, (call, arguments))
+            arguments = fx.map_arg((call.node.args, call.node.kwargs), lambda node: meta_of(node)["val"])
+            signatures[call.op.name] = signature = _call_signature(call, arguments)
+            first.setdefault(signature, (call, arguments))
     meter = devices.meter_of(device)
-    watched = WorkspaceMeter(meter, devices.clock_of(device), None, graph, repeats=1)
+    instrument = WorkspaceMeter(meter, devices.clock_of(device), None, graph, repeats=1)
     with meter, below_autograd(device), preserved(device):
         for call, arguments in first.values():
-            watched(call, [pytree.tree_map_only(torch.Tensor, _zeros, arguments)])
+            instrument(call, MovedArguments(*pytree.tree_map_only(torch.Tensor, _zeros, arguments)))
     growth = meter.growth()
-    alike = {name: first[spec][0].op.name for name, spec in specs.items()}
-    made = {name: [graph.storage[each].bytes for each in graph.op(name).outputs] for name in specs}
-    own = {name: max(0, growth[one] - sum(made[name])) for name, one in alike.items()}
-    short = {
-        name: max(0, growth[label] - made[name][0])
-        for name, one in alike.items()
-        if (label := rule_label(one)) in growth
+    probed = {
+        name: first[signature][0].op.name for name, signature in signatures.items()
+    }  # the op that was run for each
+    sizes = {name: [graph.storage[storage].bytes for storage in graph.op(name).outputs] for name in signatures}
+    of_ops = {name: max(0, growth[other] - sum(sizes[name])) for name, other in probed.items()}
+    of_rules = {
+        name: max(0, growth[label] - sizes[name][0])
+        for name, other in probed.items()
+        if (label := rule_label(other)) in growth
     }
-    return own, short
+    return of_ops, of_rules
 
 
 def _call_signature(call: OpCall, arguments: Any) -> str:
-    """What decides how a kernel works: what it is called with, but for the values."""
+    """All that a kernel's choice of algorithm can depend on: its arguments, but for the values of tensors."""
     leaves, structure = pytree.tree_flatten(arguments)
     parts = [(leaf.dtype, leaf.shape, leaf.stride()) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     return repr((call.node.target, parts, structure, call.rule is None))

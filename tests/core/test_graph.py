@@ -57,7 +57,7 @@ def test_the_report_names_phases_activations_and_roles() -> None:
 
 def test_a_round_trip_is_equal(tmp_path: Path) -> None:
     captured = acwb.models.tiny_bert()
-    step = acwb.trace(captured.model, captured.batch, captured.loss_fn, captured.optimizer)
+    step = acwb.trace(captured)
     for graph in (chain(), step.graph):
         graph.save(tmp_path / "graph.json")
         assert StepGraph.load(tmp_path / "graph.json") == graph

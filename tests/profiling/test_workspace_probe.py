@@ -15,7 +15,7 @@ from support.bitwise import differences, snapshot
 @pytest.mark.parametrize("make", [acwb.models.tiny_resnet, acwb.models.tiny_bert, acwb.models.resnet18])
 def test_workspaces_are_those_of_a_profile_and_nothing_changes(make: Callable[..., Subject]) -> None:
     subject = make(batch_size=5)
-    step = acwb.trace(subject.model, subject.batch, subject.loss_fn, subject.optimizer)
+    step = acwb.trace(subject)
     profile = acwb.profile(step, repeats=1)
     before = snapshot(subject, torch.zeros(()))
     own, short = probe_workspaces(step)
