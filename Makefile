@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 TABLES := captured predictions tradeoff overheads largest capped
 
-.PHONY: run lint check test test-slow lab results bench bench-inductor $(TABLES) clean
+.PHONY: run lint check test test-slow lab results page bench bench-inductor $(TABLES) clean
 
 # Installed again whenever the dependencies change; what is there already is kept.
 .venv/installed: pyproject.toml
@@ -38,9 +38,14 @@ lab: .venv/installed
 # What results/full holds is not measured again, and a table is there whole or not at all: it may be interrupted.
 results: .venv/installed $(TABLES:%=results/full/%.csv)
 	PLOTLY_RENDERER=png $(BIN)/python -m acwb.experiments notebooks full
+	$(BIN)/python -m acwb.experiments page
 
 results/full/%.csv: | .venv/installed
 	$(BIN)/python -m acwb.experiments table $*
+
+# results/README.md and the table of results in the README, from the files of results/full.
+page: .venv/installed
+	$(BIN)/python -m acwb.experiments page
 
 bench bench-inductor $(TABLES): .venv/installed
 	$(BIN)/python -m acwb.experiments table $@

@@ -15,7 +15,7 @@ from torch import fx
 from acwb._torch import pytree, storage_id
 from acwb.capture.node_meta import meta_of, step_outputs
 from acwb.capture.recompute_rules import parts_of, rule_of
-from acwb.core.graph import Environment, Op, Phase, Role, StepGraph, Storage
+from acwb.core.graph import Environment, Op, Phase, Role, StepGraph, Storage, output_name
 
 aten = torch.ops.aten
 
@@ -121,7 +121,7 @@ class _StorageAnalysis:
                 {storage_id(value): inputs[0] for value in values if storage_id(value) not in self.name_of}
             )
         for position, (value, size) in enumerate(zip(values, self._sizes(node, values), strict=True)):
-            name = f"{node.name}:{position}" if several else node.name
+            name = output_name(node.name, position) if several else node.name
             if isinstance(value, torch.Tensor) and self._add(value, name, size):
                 outputs.append(name)
                 self.phase_made[name] = meta_of(node)["phase"]

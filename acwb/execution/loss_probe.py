@@ -61,12 +61,10 @@ def probe_loss(
     )
     wanted = [position for position, spec in enumerate(tree.specs) if spec.requires_grad]
     device = step.device
-    state = rng.get_state(device)
     meter = meter_of(device)
-    with torch.enable_grad(), meter, meter.watch("loss"):
+    with rng.preserved(device), torch.enable_grad(), meter, meter.watch("loss"):
         loss = loss_fn(_StandIn(model, lambda _: tree.filled(outputs)), batch)
         tangents = torch.autograd.grad(loss, [outputs[position] for position in wanted], allow_unused=True)
-    rng.set_state(device, state)
     read = tuple(at for at, tangent in zip(wanted, tangents, strict=True) if tangent is not None)
     if not read:
         raise AcwbError("loss_fn does not compute the loss from what the model gives, so nothing would be trained.")

@@ -162,7 +162,7 @@ def breakdown(plan: Plan) -> graph_objects.Figure:
     for name, _ in timeline.alive_at_peak:
         maker = graph.maker.get(name)
         module = graph.op(maker).module if maker else name.partition(":")[0].rpartition(".")[0]
-        modules[_top(module)] += graph.storage[name].bytes
+        modules[_group(module)] += graph.storage[name].bytes
     modules[WORKSPACE] += roles[WORKSPACE]
     figure = make_subplots(cols=2, horizontal_spacing=0.32, subplot_titles=("by role", "by module"))
     shown = _largest(roles)
@@ -180,10 +180,11 @@ def breakdown(plan: Plan) -> graph_objects.Figure:
     return figure.update_layout(margin={"l": 130, "r": 60})
 
 
-def _top(module: str) -> str:
-    """Two levels of a module's path, without the names that wrappers add."""
-    parts = [part for part in module.split(".") if part not in ("module", "")]
-    return ".".join(parts[:3] if parts[:1] == ["bert"] else parts[:1]) or "outside of modules"
+def _group(module: str) -> str:
+    """The part of a model that a module is counted with: the container of its blocks, or else of the module itself."""
+    parts = module.split(".")
+    numbered = next((position for position, part in enumerate(parts) if part.isdigit()), max(1, len(parts) - 1))
+    return ".".join(parts[:numbered]) or "outside of modules"
 
 
 def _largest(sizes: dict[str, int] | Counter[str]) -> dict[str, int]:

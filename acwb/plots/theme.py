@@ -1,5 +1,6 @@
 """The look that all figures share: one theme, colours with fixed meanings that also differ in grey, GiB and ms."""
 
+import textwrap
 from typing import Any
 
 from plotly import graph_objects
@@ -19,6 +20,7 @@ def extra_time(time: Ratio) -> str:
 INK, PAPER, GRID, QUIET = "#222222", "#ffffff", "#dddddd", "#777777"
 FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
 WIDTH, HEIGHT = 900, 520
+TITLE_WIDTH = 92  # characters that fit in a line
 
 # Okabe and Ito's colours, which colour-blind readers tell apart.
 OURS, THEIRS, WRONG = "#0072b2", "#e69f00", "#d55e00"
@@ -41,12 +43,12 @@ PHASES = {Phase.FORWARD: "#0072b2", Phase.BACKWARD: "#e69f00", Phase.OPTIMIZER: 
 
 def themed(figure: graph_objects.Figure, title: str, height: int = HEIGHT) -> graph_objects.Figure:
     """The look that all figures have; long titles are broken into lines."""
-    lines = broken(title).count("<br>") + 1
+    lines = wrap_title(title).count("<br>") + 1
     is_named = sum(trace.showlegend is not False for trace in figure.data) > 1  # plotly then draws a legend
     figure.update_layout(
         template="none",
         title={
-            "text": broken(title),
+            "text": wrap_title(title),
             "font": {"size": 16},
             "x": 0.01,
             "xref": "container",
@@ -88,16 +90,9 @@ def themed(figure: graph_objects.Figure, title: str, height: int = HEIGHT) -> gr
     return figure
 
 
-def broken(title: str, width: int = 92) -> str:
-    """A title in at most as many characters a line as fit."""
-    lines, line = [], ""
-    for word in title.split(" "):
-        if line and len(line) + 1 + len(word) > width:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}".strip()
-    return "<br>".join([*lines, line])
+def wrap_title(title: str, width: int = TITLE_WIDTH) -> str:
+    """A title with line breaks, at most `width` characters a line."""
+    return "<br>".join(textwrap.wrap(title, width, break_long_words=False, break_on_hyphens=False))
 
 
 def in_gib(size: Any) -> Any:

@@ -15,7 +15,7 @@ from plotly import graph_objects
 from acwb import plots
 from acwb.core.profile import Profile
 from acwb.planning.heuristics import keep_all
-from acwb.plots.theme import broken
+from acwb.plots.theme import wrap_title
 from acwb.plots.timelines import BeforeAfter
 from acwb.results.figures import save_figure
 from acwb.units import GIBIBYTE
@@ -173,7 +173,7 @@ class BudgetExplorer(ipywidgets.VBox):  # type: ignore[misc]
                     shown.update({key: trace[key] for key in ("x", "y", "text") if key in trace})
             layout = self.timeline.layout
             layout.annotations, layout.shapes = drawing.annotations, drawing.shapes
-            layout.title.text = broken(drawing.finding)
+            layout.title.text = wrap_title(drawing.finding)
             for axis in (layout.xaxis, layout.xaxis2):
                 axis.range = drawing.times
 

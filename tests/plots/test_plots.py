@@ -16,7 +16,7 @@ from acwb.evaluation.memory import Peaks
 from acwb.planning.heuristics import keep_all, recompute_all
 from acwb.planning.plan import Decision, Plan
 from acwb.planning.plan_tables import bytes_column
-from acwb.plots.theme import ROLES, WORKSPACE, broken
+from acwb.plots.theme import ROLES, WORKSPACE, wrap_title
 from acwb.plots.timelines import downsample
 
 GIB = 2**30
@@ -174,8 +174,8 @@ def test_a_block_is_drawn_before_and_after(step: acwb.TracedStep, profile: acwb.
 
 
 def test_long_titles_are_broken() -> None:
-    assert broken("one two three", 7) == "one two<br>three"
-    assert broken("one", 2) == "one"
+    assert wrap_title("one two three", 7) == "one two<br>three"
+    assert wrap_title("one", 2) == "one"
 
 
 def test_names_in_a_contest_cover_no_other_mark() -> None:
