@@ -60,7 +60,7 @@ def _random_state_kept() -> Iterator[None]:
 
 @contextmanager
 def patched(owner: Any, **values: Any) -> Iterator[None]:
-    """Give attributes of a module, a class or an object other values for the duration."""
+    """Replace attributes of a module, a class or an object inside a `with` block."""
     before = {name: getattr(owner, name) for name in values}
     try:
         for name, value in values.items():
@@ -110,7 +110,7 @@ def _python_kernel(op: Any, kernel: Any) -> Iterator[None]:
 
 
 def _dropout(value: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
-    """Dropout as eager computes it, with a mask of one byte per element where that gives the same bits.
+    """Dropout as eager computes it, with a mask of one byte per element where that is bitwise identical.
 
     On a CPU, eager multiplies by noise: 1 / (1 - p) in the value's own precision, or 0. The fused kernel, which keeps
     only a mask, rounds that factor from double precision. Where the two factors are one number, so are the results. On
@@ -196,6 +196,6 @@ def cast_cache(parameters: Sequence[torch.Tensor], enabled: bool) -> Iterator[No
 
 
 def _called_by_autocast(device: torch.device, casting: Mapping[str, bool]) -> bool:
-    """Whether autocast itself asks for a cast: it is on, and keeps itself out of what it calls."""
+    """Whether autocast itself requests a cast: it is enabled, and excludes itself from its own calls."""
     on = casting.get(device.type, False) and torch.is_autocast_cache_enabled()
     return on and bool(torch._C._dispatch_tls_is_dispatch_key_excluded(f"Autocast{device.type.upper()}"))

@@ -1,7 +1,7 @@
 """Builds the FX graph of a whole step from AOTAutograd's joint graph: forward, backward, writing back, optimizer.
 
 What autograd does outside of the recorded ops is made explicit: the one that starts the backward pass, and the copy of
-a gradient whose layout or memory is not its own. Every node says its phase, its module, and (`val`) what it gives.
+a gradient whose layout or memory is not its own. Every node has its phase, module and value as metadata.
 """
 
 import operator
@@ -37,12 +37,12 @@ SLOT = "slot_"
 
 @dataclass
 class StepDraft:
-    """A step's graph in the making.
+    """The FX graph of a step under construction.
 
     Attributes:
         placeholders: the model's tensors, in the order of its slots, then the batch's.
         external_loss: the loss is computed outside; the outputs' tangents come from there, and stay to the end.
-        outputs: what the forward pass gives, by position: the loss, or the outputs that it is computed from.
+        outputs: of the forward pass, by position: the loss, or the model's outputs where the loss is external.
         gradients: for each parameter slot the node of its gradient, or None.
         updates: positions among the placeholders of what the step writes back, with the node of the new value.
     """
@@ -84,7 +84,7 @@ def draft_step(
 
 
 def finish_graph(assembly: StepDraft) -> fx.Graph:
-    """Close the graph: its output is what the forward pass gives, the gradients and the new values."""
+    """Close the graph: it returns the forward outputs, the gradients and the values to write back."""
     outputs = [node for _, node in sorted(assembly.outputs.items())]
     assembly.graph.output((outputs, list(assembly.gradients.values()), list(assembly.updates.values())))
     assembly.graph.lint()
@@ -92,7 +92,7 @@ def finish_graph(assembly: StepDraft) -> fx.Graph:
 
 
 def _position(assembly: StepDraft, description: Any) -> int:
-    """Which placeholder of the step a descriptor of the export speaks of."""
+    """Position of the step's placeholder that a descriptor of the export refers to."""
     if isinstance(description, (ParamAOTInput, BufferAOTInput)):
         return int(description.target.removeprefix(SLOT))
     if isinstance(description, PlainAOTInput):
@@ -217,7 +217,7 @@ def _read_results(assembly: StepDraft, joint: fx.Graph, copies: dict[fx.Node, fx
 
 
 def _own_gradients(assembly: StepDraft) -> None:
-    """Give each gradient its parameter's layout and memory of its own, as autograd does when it sets `.grad`."""
+    """Copy each gradient that lacks its parameter's layout or its own memory, as autograd does when it sets `.grad`."""
     others = [*assembly.outputs.values(), *assembly.updates.values(), *assembly.graph.find_nodes(op="get_attr")]
     taken = {storage_id(node.meta["val"]) for node in (*assembly.placeholders, *others)}
     spans: dict[int, list[tuple[int, int]]] = {}
@@ -240,7 +240,7 @@ def _own_gradients(assembly: StepDraft) -> None:
 
 
 def _gradient_strides(parameter: torch.Tensor, gradient: torch.Tensor) -> tuple[int, ...]:
-    """The strides that autograd gives a parameter's gradient; those of a dimension of size 1 do not matter."""
+    """Strides of a parameter's gradient under autograd; those of a dimension of size 1 do not matter."""
     wanted = (
         parameter.stride()
         if is_non_overlapping_and_dense_or_false(parameter)
@@ -262,7 +262,7 @@ def _copy_gradient(graph: fx.Graph, gradient: fx.Node, parameter: torch.Tensor) 
 
 
 def _last_beside(graph: fx.Graph, gradient: fx.Node) -> fx.Node:
-    """Where a gradient is complete: after all results of its op, or (where it is no op's result) at the end."""
+    """The node after which a gradient is complete: its op's last result, or the last node if no op computes it."""
     if meta_of(gradient).get("phase") is not Phase.BACKWARD:
         last: fx.Node = list(graph.nodes)[-1]
         return last

@@ -1,4 +1,4 @@
-"""What must stay the same about a model's modules between capture and run: mode, settings, hooks, attributes.
+"""The state of a model's modules that a captured step depends on: mode, settings, hooks, attributes.
 
 A captured step has the settings of its capture built in; a run compares them with the model's and refuses a difference.
 """
@@ -44,7 +44,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ModuleState:
-    """What must stay the same about a module between capture and run: itself, its settings, its hooks."""
+    """A module with the settings and hooks that must not change between capture and run."""
 
     path: str
     module: nn.Module
@@ -53,7 +53,7 @@ class ModuleState:
 
 
 def module_states(model: nn.Module) -> tuple[ModuleState, ...]:
-    """The state of every module of `model`."""
+    """The settings and hooks of every module of `model`, as they are now."""
     known: dict[int, Any] = {}
     return tuple(
         ModuleState(path, module, settings_of(module, known), hooks_of(module))
@@ -90,13 +90,13 @@ def _inner_settings(value: object, known: dict[int, Any]) -> tuple[Any, ...]:
 
 
 def hooks_of(module: nn.Module) -> tuple[int, ...]:
-    """What identifies the hooks on a module."""
+    """Identifiers of the forward and backward hooks that are registered on a module."""
     tables = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return tuple(key for table in tables for key in table)
 
 
 def check_unchanged(model: nn.Module, captured: Sequence[ModuleState]) -> None:
-    """Refuse to go on where a module was replaced, set otherwise, or given other hooks since the capture."""
+    """Raise `ChangedStepError` if a module, its settings or its hooks changed since the capture."""
     now = list(model.named_modules())
     known: dict[int, Any] = {}
     for state, (path, module) in zip_longest(captured, now, fillvalue=("", None)):

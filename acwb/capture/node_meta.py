@@ -1,4 +1,4 @@
-"""What every node of a step's FX graph says about itself, typed; and the three parts of the graph's output.
+"""Typed metadata of the nodes of a step's FX graph, and the three parts of the graph's output.
 
 `node.meta` is an untyped dict of FX. These are the keys that acwb writes and reads there.
 """
@@ -53,7 +53,7 @@ def meta_of(node: fx.Node) -> StepNodeMeta:
 
 
 def set_meta(node: fx.Node, **meta: Unpack[StepNodeMeta]) -> None:
-    """Replace the metadata of a node."""
+    """Replace all metadata of a node of a step's graph."""
     node.meta = dict(meta)
 
 

@@ -59,12 +59,12 @@ def record_optimizer_step(
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Turns whatever stops the recording into one sentence."""
+    """Turns an error while the optimizer is recorded into a `CaptureError` of one sentence."""
 
     optimizer: str
 
     def __enter__(self) -> None:
-        """Watch over the recording."""
+        """Begin to turn errors of the recording into `CaptureError`s."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: TracebackType | None) -> None:
         if isinstance(error, Exception):
@@ -76,7 +76,7 @@ class _Explanation:
 
 
 def _on_stand_ins(optimizer: torch.optim.Optimizer, stand_ins: dict[int, torch.Tensor]) -> torch.optim.Optimizer:
-    """A copy of the optimizer that holds stand-ins, has no state yet, and runs nobody's hooks."""
+    """A copy of the optimizer on stand-in parameters, with empty state and without hooks."""
     inner = [key for key, value in optimizer.__dict__.items() if isinstance(value, torch.optim.Optimizer)]
     if inner:
         raise CaptureError(
@@ -125,7 +125,7 @@ def _add_state(
 
 
 class _Recording(DispatchMode):
-    """Appends each op that runs to a graph."""
+    """Dispatch mode that appends every op of the optimizer step to an FX graph."""
 
     def __init__(self, graph: fx.Graph, nodes: dict[int, fx.Node]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # of torch
@@ -171,7 +171,7 @@ class _Recording(DispatchMode):
                     self._follow(value, item)
 
     def _follow(self, tensor: torch.Tensor, node: fx.Node) -> None:
-        """Know the tensor by its node as long as it lives, and the op after which its storage is given up."""
+        """Map a tensor to its node while it is alive, and note the op after which its storage is freed."""
         if id(tensor) not in self.nodes:
             self.aliases[storage_id(tensor)] += 1
             weakref.finalize(tensor, self._died, id(tensor), storage_id(tensor)).atexit = False

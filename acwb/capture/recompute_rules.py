@@ -18,10 +18,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class RecomputeRule:
-    """How to make an op's first result again.
+    """A cheaper way to recompute an op's first output.
 
     Attributes:
-        kernel: gives the result from the op's arguments and its results.
+        kernel: computes that output from the op's arguments and its other outputs.
         arguments: the positions of the arguments that it reads.
         results: the positions of the op's own results that it reads.
         applies: whether it holds for these arguments.

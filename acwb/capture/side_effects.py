@@ -66,7 +66,7 @@ def _describe_call(call: TorchCall) -> str:
 
 @contextmanager
 def watch_side_effects() -> Iterator[SideEffectWatch]:
-    """Watch one call of the loss."""
+    """Detect side effects of one call of the loss function that a trace would silently lose."""
     guard = SideEffectWatch()
     states = random.getstate(), numpy.random.get_state()
     seeding = {"manual_seed": _refuse_seeding, "fork_rng": _refuse_seeding}

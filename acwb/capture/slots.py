@@ -35,7 +35,7 @@ class Place:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The tensor that is there now."""
+        """The tensor that the entry holds now; an error if it holds none."""
         tensor = self.entries.get(self.key)
         if not isinstance(tensor, torch.Tensor):
             raise ChangedStepError(
@@ -54,12 +54,12 @@ class Slot:
 
     @property
     def name(self) -> str:
-        """The first of its names."""
+        """The tensor's first name in the model; tied weights have several."""
         return self.places[0].name
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The tensor that is bound now."""
+        """The tensor that all places hold now; an error if they are no longer tied."""
         tensor = self.places[0].tensor
         for place in self.places[1:]:
             if place.tensor is not tensor:
@@ -71,7 +71,7 @@ class Slot:
         return tensor
 
     def put(self, tensor: torch.Tensor) -> None:
-        """Bind `tensor` in every place."""
+        """Store `tensor` in every place of the model that holds this slot."""
         for place in self.places:
             place.entries[place.key] = tensor
 

@@ -92,7 +92,7 @@ class TracedStep:
         return Subject(self.graph.title, self.model, batch, self.loss_fn, self.optimizer)
 
     def free_gradients(self) -> None:
-        """Give up the gradients that the last run left, as every run does first."""
+        """Set all gradients to None, as every run does first."""
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
         for slot in self.slots:
@@ -101,12 +101,12 @@ class TracedStep:
 
     @property
     def device(self) -> torch.device:
-        """Where the step runs."""
+        """The device on which the step runs."""
         return self.slots[0].tensor.device if self.slots else self.batch.tensors[0].device
 
     @cached_property
     def _draws(self) -> bool:
-        """Whether the step draws random numbers."""
+        """Whether any op of the step draws random numbers."""
         return any(op.random for op in self.graph.ops)
 
     @cached_property

@@ -81,7 +81,7 @@ class _StorageAnalysis:
         return self.name_of[storage_id(meta_of(node)["val"])]
 
     def _add(self, value: torch.Tensor, name: str, size: int) -> bool:
-        """Give a storage its name and size when it is first seen."""
+        """Register a storage with its name and size; False if it is known already."""
         if storage_id(value) in self.name_of:
             return False
         self.name_of[storage_id(value)] = name
@@ -174,9 +174,9 @@ class _StorageAnalysis:
         )
 
     def _open(self, outputs: list[str]) -> list[str]:
-        """Of a step whose loss is computed outside: give all that is made together with what is taken there.
+        """Storages that leave a step with an external loss: its outputs, and the other results of the same ops.
 
-        Its ops are not recomputable. Tangents that come from outside stay until the backward phase is over.
+        Those ops are marked as not recomputable. Incoming tangents stay alive until the backward phase is over.
         """
         tangents = tuple(name for op in self.ops if op.once for name in op.outputs)
         last = max(rank for rank, op in enumerate(self.ops) if op.phase is Phase.BACKWARD)
@@ -214,7 +214,7 @@ def _measured_sizes(node: fx.Node) -> list[int]:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether an op says of itself that its results share the memory of its first argument."""
+    """Whether an op is a view by its schema: its results alias its first argument without writing to it."""
     returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else []
     return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
 
@@ -233,7 +233,7 @@ def _tensors_read(node: fx.Node) -> Iterator[torch.Tensor]:
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
-    """What an op is called with, by name."""
+    """The arguments of an op's node by the names in its schema."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return {}
     named = {argument.name: value for argument, value in zip(node.target._schema.arguments, node.args, strict=False)}

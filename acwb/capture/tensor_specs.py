@@ -12,7 +12,7 @@ from acwb.errors import AcwbError, ChangedStepError
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What must stay the same about a tensor between capture and run."""
+    """The properties of a tensor that must not change between capture and run."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -22,14 +22,14 @@ class TensorSpec:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "TensorSpec":
-        """The spec that `tensor` has now."""
+        """Read the spec of `tensor`."""
         return cls(tensor.dtype, tuple(tensor.shape), tensor.device, tensor.stride(), tensor.requires_grad)
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
     def difference(self, now: torch.Tensor) -> str:
-        """What is different about `now`, or "" where nothing is."""
+        """How the tensor `now` deviates from this spec, as part of a sentence; "" if it matches."""
         if now.shape != self.shape:
             return f"has shape {tuple(now.shape)}, but the step was captured with {self.shape}"
         if now.dtype != self.dtype:
@@ -74,21 +74,21 @@ class BatchSpec:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Its tensors, in order."""
+        """The tensors of the captured batch, in the order of its leaves."""
         return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
     def without_tensors(self) -> "BatchSpec":
-        """Its spec alone."""
+        """A copy that keeps the specs but not the tensors, which would stay in memory."""
         pairs = zip(self.leaves, self.specs, strict=True)
         return replace(self, leaves=tuple(None if spec else leaf for leaf, spec in pairs))
 
     @property
     def tensor_names(self) -> list[str]:
-        """A name for each of its tensors."""
+        """The names of the batch's tensors (`batch[0]`), in the order of `tensors`."""
         return [name for name, spec in zip(self.names, self.specs, strict=True) if spec]
 
     def with_tensors(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """This batch with other tensors in it."""
+        """A batch of the same structure that holds `tensors` instead."""
         source = iter(tensors)
         return self.structure.unflatten(
             [next(source) if spec else leaf for leaf, spec in zip(self.leaves, self.specs, strict=True)]

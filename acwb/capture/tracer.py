@@ -1,4 +1,4 @@
-"""Captures a training step: `trace(model, batch, loss_fn, optimizer)` gives one graph of the whole iteration.
+"""Captures a training step: `trace(model, batch, loss_fn, optimizer)` returns one graph of the whole iteration.
 
 AOTAutograd's joint export records forward and backward on fake tensors: nothing is allocated, in-place ops become
 values, and every input and output says what it is. `eager_parity` makes the recording follow eager bitwise,
@@ -52,7 +52,7 @@ def trace(
     Args:
         model: on one device, in the mode (train or eval) that it will be run in; or a `Subject`, which brings the rest.
         batch: a tuple of positional inputs or a dict of keyword inputs.
-        loss_fn: `loss_fn(model, batch)` gives the scalar loss; by default the model's own output, or its `.loss`.
+        loss_fn: `loss_fn(model, batch)` returns the scalar loss; by default the model's own output, or its `.loss`.
         optimizer: its `step()` becomes part of the graph, recorded for the steady state (after a first step).
 
     Example:
@@ -293,10 +293,10 @@ class _Capture:
                 )
 
     def __enter__(self) -> None:
-        """Watch over the capture."""
+        """Begin to turn errors of the capture into `CaptureError`s."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: TracebackType | None) -> None:
-        """Turn whatever stopped the capture into one sentence that names the module and the line."""
+        """Turn an error of the capture into a `CaptureError` that names the module and the line."""
         if not isinstance(error, Exception) or isinstance(error, AcwbError):
             return
         frame = _users_frame(error)
@@ -330,7 +330,7 @@ class _Capture:
 
 
 def _is_apart(output: torch.Tensor, given: set[int]) -> bool:
-    """Whether the export treats an output apart: a differentiable view, or an input. A copy has its values."""
+    """Whether an output must be copied for the export, which treats differentiable views and inputs specially."""
     is_given = id(output) in given or (output._base is not None and id(output._base) in given)
     return is_given or (output.requires_grad and output._is_view())
 

@@ -1,4 +1,4 @@
-"""Checks what `trace` is given, and refuses in one sentence what cannot become a training step."""
+"""Checks the arguments of `trace`, and refuses in one sentence what cannot become a training step."""
 
 import math
 from collections.abc import Sequence
@@ -111,7 +111,7 @@ def check_loss(loss: object) -> None:
 
 
 def describe_value(value: object) -> str:
-    """What a model or a loss function returned, in words."""
+    """Describe a value that a model or a loss function returned, for error messages."""
     if isinstance(value, torch.Tensor):
         return f"a tensor {TensorSpec.of(value)}"
     if isinstance(value, dict):

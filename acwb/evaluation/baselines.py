@@ -1,8 +1,8 @@
 """Methods of running a training step, each a function with one signature: a subject in, its step out.
 
 Eager, the captured step, our plans, and the alternatives: block-wise and selective checkpointing, `torch.compile`'s
-memory budget. All are measured by the same code. A method may wrap the subject's model: give it a `twin` where the
-model is needed as it was.
+memory budget. All are measured by the same code. A method may wrap the subject's model: pass a `twin` where the
+model is needed unchanged.
 """
 
 import math
@@ -44,12 +44,12 @@ def eager(subject: Subject) -> Step:
 
 
 def captured(subject: Subject) -> Step:
-    """The captured step, without a plan."""
+    """The captured step without a plan, to separate the cost of capture from that of recomputation."""
     return trace(subject).run
 
 
 def planned(subject: Subject, plan: Plan) -> Step:
-    """The captured step with a plan."""
+    """The captured step, rewritten to follow `plan`."""
     return rewrite(trace(subject), plan).run
 
 

@@ -37,8 +37,8 @@ class LargestBatch:
     """The largest batches that train in a given memory.
 
     Attributes:
-        eager: without a plan.
-        planned: with a plan.
+        eager: the largest batch size of eager.
+        planned: the largest batch size with a plan.
         plan: for the planned batch.
         confirmed: both were trained under a hard cap, and eager with one more did not fit.
         search_seconds: how long the search took, without the confirmation.
@@ -71,7 +71,7 @@ def largest_batch(
     """The largest batch that trains in `memory`, with and without a plan.
 
     Args:
-        make_subject: `make_subject(batch_size)` gives the subject; `acwb.models.resnet152`, say.
+        make_subject: `make_subject(batch_size)` returns the subject; `acwb.models.resnet152`, say.
         memory: bytes, or "4GiB": for everything that the training holds, parameters and optimizer state included.
         small: two batch sizes to learn from, which have to fit into this machine.
         confirm: train with both under a hard cap of that memory.
@@ -171,11 +171,11 @@ class BatchExtrapolation:
         return {each.name: (each.bytes, large[each.name].bytes) for each in self.small_profile.graph.storages}
 
     def _whole(self, left: int, right: int, batch: int) -> int:
-        """Bytes, rounded up."""
+        """Linear extrapolation of bytes to another batch size, rounded up and never negative."""
         return max(0, left - (left - right) * (batch - self.small) // (self.large - self.small))
 
     def _positive(self, left: float, right: float, batch: int) -> float:
-        """Seconds: noise must not make them vanish."""
+        """Linear extrapolation of seconds to another batch size, bounded below, since noise could make them vanish."""
         line = left + (right - left) * (batch - self.small) / (self.large - self.small)
         return max(line, left * 0.5 * batch / self.small if batch > self.small else left * 0.5)
 

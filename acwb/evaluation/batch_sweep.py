@@ -40,7 +40,7 @@ ANY_PEAK = 1 << 60  # bytes: stands for the peak of a step that is not profiled 
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """What all points of a sweep have in common; a file is continued only with the same settings.
+    """The settings that all points of a sweep share; a file is continued only with the same ones.
 
     Attributes:
         budget: for every batch size, as `acwb.plan` takes it; None where a reduction is given.
@@ -80,7 +80,7 @@ class BatchResult:
 
     @classmethod
     def read(cls, content: dict[str, Any]) -> "BatchResult":
-        """From what a file holds."""
+        """Read a batch result from the JSON content of a sweep file, also an older one."""
         peaks = Peaks.of(content["peaks"]) if content["peaks"] else None
         older = {"predicted_tensors": "predicted_tensor_bytes"}
         known = {older.get(name, name): value for name, value in content.items()}
@@ -89,7 +89,7 @@ class BatchResult:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One batch size of a sweep."""
+    """Predicted and measured results of one batch size, with and without a plan."""
 
     batch_size: int
     fingerprint: str
@@ -107,7 +107,7 @@ class SweepPoint:
 
     @property
     def at_floor(self) -> bool:
-        """Whether no plan fits the budget, and this is the one with the lowest peak."""
+        """Whether no plan fits the budget, so that this is the plan with the minimum feasible peak."""
         return (self.planned.predicted_bytes or 0) > self.budget_bytes
 
     @property
@@ -119,7 +119,7 @@ class SweepPoint:
 
     @classmethod
     def read(cls, content: dict[str, Any]) -> "SweepPoint":
-        """From what a file holds."""
+        """Read a sweep point from the JSON content of a sweep file, also an older one."""
         known = {"eager" if name == "plain" else name: value for name, value in content.items()}  # in older files
         sides = {side: BatchResult.read(known[side]) for side in ("eager", "planned")}
         return cls(**{**known, **sides})
@@ -212,7 +212,7 @@ def sweep(
     """Peak memory and latency of each batch size, with and without a plan, predicted beside measured.
 
     Args:
-        subject: `subject(batch_size)` gives what is trained; `acwb.models.resnet152`, say.
+        subject: `subject(batch_size)` returns the subject to train; `acwb.models.resnet152`, say.
         batch_sizes: in the order in which they are measured.
         budget: for every batch size: bytes, "1.5GiB", or "60%" of its peak without a plan.
         reduction: instead: by which part the peak above static is to be lower, 0.5 for half.
@@ -259,7 +259,7 @@ def _check_sizes(sizes: list[int], budget: int | float | str | None, reduction: 
 
 
 def _saved_points(path: str | os.PathLike[str] | None, name: str, settings: SweepSettings) -> Iterator[SweepPoint]:
-    """What a file holds of the same sweep."""
+    """Points of an interrupted sweep with the same settings, from its file."""
     if path is None or not Path(path).exists():
         return
     earlier = Sweep.load(path)
@@ -317,7 +317,7 @@ def _budget(unplanned: Plan, settings: SweepSettings) -> int:
 
 
 def _try_to_fit(make: Callable[[], Subject], method: StepBuilder, plan: Plan, settings: SweepSettings) -> BatchResult:
-    """Whether a side can be run at all: under the cap, or else in what this machine has."""
+    """Check that a method fits: in training under the memory cap, or by its predicted peak and the free memory."""
     side = BatchResult("", plan.timeline.tensor_peak_bytes, plan.timeline.peak_bytes)
     memory = settings.memory_bytes
     if memory is None:

@@ -56,14 +56,14 @@ COMPILED: Mapping[str, StepBuilder] = {
 
 @dataclass(frozen=True)
 class MethodResult:
-    """A method.
+    """Measurements of one method: peak, time, and the tensors that differ from eager.
 
     Attributes:
-        peak_bytes: of what torch's allocator gave out, what exists before the step included.
+        peak_bytes: peak of torch's allocator, static memory included.
         first_seconds: its first step, with all that is compiled or captured for it.
         gradient_error: the relative error of all gradients together against eager's; 0 where all are equal.
-        wrong_gradients: how many gradients differ from eager's in a bit.
-        wrong_buffers: how many buffers (batch-norm statistics) are not.
+        wrong_gradients: number of gradients that are not bitwise equal to eager's.
+        wrong_buffers: number of buffers (batch-norm statistics) that are not bitwise equal to eager's.
         seconds: of a step, round by round.
         predicted_overhead: of a plan of ours.
     """
@@ -99,12 +99,12 @@ class MethodComparison(Saved):
 
     @property
     def title(self) -> str:
-        """What was trained."""
+        """The subject with its batch size and options, for headings."""
         options = "".join(f", {key} {value}" for key, value in self.options.items())
         return f"{self.subject} at batch {self.batch_size}{options}"
 
     def row(self, name: str) -> MethodResult:
-        """A method by its name."""
+        """The measurements of the method `name`."""
         return next(row for row in self.rows if row.name == name)
 
     def time(self, name: str, reference: str = EAGER) -> Ratio:
@@ -229,7 +229,7 @@ def compare_methods(
 
 
 def _measure_method(label: str, subject: Subject, method: StepBuilder) -> tuple[Step, MethodResult]:
-    """A method's step; what it gets wrong, and its peak."""
+    """Build a method's step, compare one iteration with eager, and measure its peak."""
     start = time.perf_counter()
     step = method(subject.twin())
     step()

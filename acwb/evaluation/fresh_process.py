@@ -93,7 +93,7 @@ def run_in_fresh_process(
 
 
 def _outcome(child: "subprocess.Popen[bytes]") -> bytes:
-    """Wait for a process, and return what it wrote to its standard error; it does not outlive whoever waits for it."""
+    """Wait for a process and return its standard error; it is killed if the wait is interrupted."""
     stops = _stops.get()
     try:
         while True:
@@ -109,7 +109,7 @@ def _outcome(child: "subprocess.Popen[bytes]") -> bytes:
 
 
 def answer(folder: str) -> None:
-    """What the fresh process does: call the function, and leave its result, or what it raised, in a file."""
+    """Entry point of the fresh process: call the function, and write its result or exception to a file."""
     with (Path(folder) / "call").open("rb") as file:
         function, args, kwargs = pickle.load(file)
     try:

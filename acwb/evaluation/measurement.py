@@ -33,7 +33,7 @@ ROUNDS = 11
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a plan says of its step; the overhead is over the captured step without a plan."""
+    """Predicted peaks and overhead of a plan; the overhead is relative to the captured step without a plan."""
 
     tensor_bytes: int
     allocator_bytes: int
@@ -41,7 +41,7 @@ class Prediction:
 
     @classmethod
     def of(cls, plan: Plan) -> "Prediction":
-        """What `plan` says."""
+        """The simulated peaks and overhead of `plan`."""
         return cls(plan.timeline.tensor_peak_bytes, plan.timeline.peak_bytes, plan.overhead)
 
     @classmethod
@@ -82,14 +82,14 @@ class Measurement(Saved):
 
     @property
     def fits(self) -> bool:
-        """Whether no measured peak is above the budget."""
+        """Whether the allocator's and the process's measured peaks are within the budget."""
         return (
             self.budget_bytes is None or max(self.peaks.allocator_bytes, self.peaks.process_bytes) <= self.budget_bytes
         )
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "Measurement":
-        """The measurement that a file holds."""
+        """Read a measurement from the JSON content of its file."""
         return cls(
             content["subject"],
             content["budget_bytes"],
@@ -123,7 +123,7 @@ class Measurement(Saved):
 
 
 def describe_time(measurement: Measurement) -> str:
-    """The time in words."""
+    """Describe the measured time relative to eager: interval, rounds, and whether it is within noise."""
     time = measurement.time
     plain = format_seconds(statistics.median(measurement.eager_seconds))
     noise = ", within noise" if time.is_noise else ""

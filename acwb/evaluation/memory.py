@@ -68,12 +68,12 @@ def peak_live_bytes(action: Action, warm_up: bool = True) -> int:
 
 
 def tensor_peak_bytes(step: TracedStep) -> int:
-    """The peak of live storages in a steady-state run of the step, those that exist before it included."""
+    """Peak of live storages in a steady-state run of the step, static memory included."""
     return step.graph.static_bytes + peak_live_bytes(step.run)
 
 
 def allocated_peak_bytes(step: TracedStep) -> int:
-    """The same as the allocator sees it: with what kernels use and free again."""
+    """Peak of torch's allocator in a steady-state run of the step: static memory and kernels' workspaces included."""
     step.run()
     step.free_gradients()
     return step.graph.static_bytes + allocated_growth(step.run, step.device)
@@ -134,7 +134,7 @@ def _measure_peaks(make: Callable[[], Subject], method: StepBuilder, is_compiled
 
 
 def allocated_growth(action: Action, device: torch.device) -> int:
-    """What torch's allocator gives out while `action` runs, at its peak."""
+    """Growth of torch's allocated memory while `action` runs, at its peak, in bytes."""
     meter = meter_of(device)
     with meter, meter.watch("step"):
         action()

@@ -1,4 +1,4 @@
-"""Trains under a hard memory cap, so that "does not fit" is what happened and not what was computed.
+"""Trains under a hard memory cap, so that "does not fit" is observed, not predicted.
 
 The cap is on the data of a fresh process (RLIMIT_DATA, on CPU), set when it has run once: what the interpreter, the
 libraries and the capture hold by then is not part of it, but everything that belongs to the training is, from its
@@ -21,11 +21,11 @@ OUT_OF_MEMORY = ("bad_alloc", "allocate memory")
 def train_within(
     make: Callable[[], Subject], method: StepBuilder, memory: int, iterations: int = 2, seed: int = 0
 ) -> list[float]:
-    """The losses of a training that is given `memory` bytes and not one more; `DoesNotFitError` if that is too little.
+    """The losses of a training under a hard cap of `memory` bytes; `DoesNotFitError` if that is too little.
 
     Args:
-        make: gives the subject, in the fresh process.
-        method: gives its step.
+        make: builds the subject, in the fresh process.
+        method: builds the subject's step.
         memory: for parameters, buffers, the batch, the optimizer's state, gradients, activations and workspaces.
         iterations: how many losses; the optimizer's state exists from the second on.
         seed: of the random state from which the first iteration draws.

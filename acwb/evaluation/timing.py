@@ -18,8 +18,8 @@ class Ratio:
     """A time relative to a reference, with a bootstrap 95 % interval.
 
     Attributes:
-        median: of the means of any two rounds (Hodges and Lehmann): as deaf to outliers as need be here, and with less
-            spread than the median of the rounds themselves, so that fewer of them do.
+        median: Hodges–Lehmann estimator (median of the means of any two rounds): robust to outliers, with lower
+            variance than the median of the rounds.
     """
 
     median: float
@@ -29,7 +29,7 @@ class Ratio:
 
     @property
     def is_noise(self) -> bool:
-        """Whether a ratio of 1 is within the interval, or the rounds are too few to say so: then nothing is claimed."""
+        """Whether the interval contains a ratio of 1, or the rounds are too few to decide."""
         return self.rounds < MIN_ROUNDS or self.low <= 1 <= self.high
 
     def __str__(self) -> str:

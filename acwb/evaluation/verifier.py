@@ -39,7 +39,7 @@ class Difference:
         iteration: counted from 1.
         kind: what it is: a gradient, a buffer, the random state.
         name: which one.
-        differing: how many of its values differ in a bit.
+        differing: how many of its values are not bitwise equal.
         values: how many it has.
         relative_error: the norm of the difference over the norm of eager's; None where it is undefined.
     """
@@ -59,7 +59,7 @@ class Difference:
 
 @dataclass(frozen=True, repr=False)
 class Verification(Saved):
-    """What was compared, and what differs from eager in a bit. It is true where nothing does.
+    """Bitwise comparison of a step with eager; true if nothing differs.
 
     Attributes:
         subject: what was trained.
@@ -78,14 +78,14 @@ class Verification(Saved):
 
     @property
     def equal(self) -> bool:
-        """Whether everything is bitwise equal."""
+        """Whether all compared tensors are bitwise equal to eager's."""
         return not self.differences
 
     def __bool__(self) -> bool:
         return self.equal
 
     def of_kind(self, kind: str) -> tuple[Difference, ...]:
-        """The differences of one kind."""
+        """The differences of one kind of tensor: gradients, buffers, optimizer state."""
         return tuple(each for each in self.differences if each.kind == kind)
 
     @property
@@ -99,7 +99,7 @@ class Verification(Saved):
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "Verification":
-        """The verification that a file holds."""
+        """Read a verification from the JSON content of its file."""
         differences = tuple(Difference(**each) for each in content["differences"])
         known = {name: content[name] for name in ("subject", "iterations", "counts", "gradient_error")}
         return cls(**known, differences=differences)
@@ -221,7 +221,7 @@ def _same(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
 
 
 def _extent(ours: torch.Tensor | None, plain: torch.Tensor | None) -> tuple[int, int, float | None]:
-    """How many values differ, of how many, and by how much; what is missing, or of another form, differs whole."""
+    """How many values differ, of how many, and the relative error; without a counterpart of this spec, all differ."""
     if ours is None or plain is None or ours.shape != plain.shape or ours.dtype != plain.dtype:
         values = max(each.numel() for each in (ours, plain) if each is not None)
         return values, values, None

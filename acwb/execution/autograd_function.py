@@ -46,7 +46,7 @@ class PlannedCall:
         )
 
     def __call__(self, arguments: Arguments) -> Any:
-        """What the model gives for these arguments."""
+        """Run the planned forward phase and return the model's output, connected to the planned backward."""
         inputs = self.step.inputs(arguments, hooks=True)
         apply: Callable[..., Any] = _PlannedFunction.apply
         outputs = apply(self, inputs, *(inputs[position] for position, _ in self.trained))
@@ -122,14 +122,14 @@ def _check_tangents(program: PlannedCall, tangents: tuple[torch.Tensor | None, .
 
 
 def _versions(ctx: Any) -> list[int]:
-    """What shows whether a value that the backward pass reads was changed; what the model itself updates may be."""
+    """Version counters of the tensors that the backward pass reads, without those that the model itself updates."""
     parts, updated = ctx.program.parts, ctx.program.step.updated
     read = [tensor for position, tensor in zip(parts.read, ctx.read, strict=True) if position not in updated]
     return [version(tensor) for tensor in (*read, *ctx.saved)]
 
 
 def _check_versions(ctx: Any) -> None:
-    """As autograd does: refuse to go on with what was changed since the forward pass."""
+    """Raise, as autograd does, if a tensor that the backward pass reads was modified in place."""
     if ctx.versions != _versions(ctx):
         raise RuntimeError(
             "A parameter, an input or an output that the backward pass needs was modified in place after the forward "

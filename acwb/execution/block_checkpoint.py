@@ -65,7 +65,7 @@ def per_block_checkpoint(model: nn.Module, every: int = 1) -> nn.Module:
 
 
 def remove_block_checkpoints(model: nn.Module) -> nn.Module:
-    """Give the blocks of `model` their own forwards back; returns the same model."""
+    """Restore the original forwards of the blocks of `model`; returns the same model."""
     forwards = _forwards(model)
     if not forwards:
         raise AcwbError(f"{type(model).__name__} has no checkpointed blocks: there is nothing to remove.")
@@ -80,7 +80,7 @@ def checkpointed_blocks(model: nn.Module) -> list[str]:
 
 
 class _Forward:
-    """What a block has as its forward. It follows the block into a copy or a pickle, and does not keep it alive."""
+    """Checkpointing forward of a block; it is copied and pickled with the block, and does not keep it alive."""
 
     def __init__(self, block: nn.Module, path: str) -> None:
         self._block = weakref.ref(block)
@@ -133,7 +133,7 @@ class _Forward:
 
 
 class _ChunkedForward(_Forward):
-    """The same for an `nn.Sequential` that is cut into chunks."""
+    """Checkpointing forward of an `nn.Sequential` that is cut into chunks."""
 
     def __init__(self, block: nn.Module, path: str, every: int) -> None:
         super().__init__(block, path)
@@ -237,13 +237,13 @@ def _outermost(module: nn.Module, path: str, kinds: set[Kind]) -> Iterator[tuple
 
 
 def _is_composite(module: nn.Module) -> bool:
-    """Whether it has parts, and a forward: an nn.ModuleList is never called, and a normed weight is no part."""
+    """Whether a module has children and a forward: an nn.ModuleList is never called, a parametrization is no child."""
     has_parts = any(name != "parametrizations" for name, _ in module.named_children())
     return has_parts and type(module).forward is not nn.Module.forward
 
 
 def _kind(module: nn.Module) -> Kind:
-    """What two blocks have in common: the class, and of an nn.Sequential, which may be anything, those of its parts."""
+    """Key by which repeated blocks are recognized: the class, and for an nn.Sequential those of its children."""
     return (type_before_parametrizations(module), *(map(_kind, module) if type(module) is nn.Sequential else ()))
 
 

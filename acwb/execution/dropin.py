@@ -91,7 +91,7 @@ def checkpoint(
 
 @dataclass(frozen=True)
 class DropinOptions:
-    """What stays the same for all plans of a model."""
+    """The arguments of `checkpoint` that apply to all plans of a model."""
 
     loss_fn: LossFunction | None
     optimizer: torch.optim.Optimizer | None
@@ -137,11 +137,11 @@ class Checkpointed(SharedModule):
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own."""
+        """The `state_dict` of the wrapped model, under its own names."""
         return self.unplanned.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As the model's own."""
+        """Load a `state_dict` of the wrapped model, under its own names."""
         return self.unplanned.load_state_dict(*args, **kwargs)
 
     @property
@@ -150,7 +150,7 @@ class Checkpointed(SharedModule):
         return tuple(program.plan for program in self._programs.values())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model gives."""
+        """The model's output, by the plan for these inputs; without gradients, by the model itself."""
         if not torch.is_grad_enabled() or not any(parameter.requires_grad for parameter in self.parameters()):
             return self.unplanned(*args, **kwargs)
         arguments = as_arguments(args, kwargs)
@@ -189,7 +189,7 @@ class Checkpointed(SharedModule):
         return program
 
     def _key(self, arguments: Arguments) -> Hashable:
-        """What a plan is made for."""
+        """Cache key of a plan: specs of inputs, parameters and buffers, modules' settings, autocast, kernels."""
         leaves, structure = pytree.tree_flatten(arguments)
         model, known = self.unplanned, dict[int, Any]()
         settings = [(id(module), *settings_of(module, known).items()) for module in model.modules()]
@@ -219,7 +219,7 @@ class Checkpointed(SharedModule):
             )
 
     def extra_repr(self) -> str:
-        """What is planned, and what the budget counts."""
+        """The budget, the plans, and what the budget covers, for `print(model)`."""
         counted = ["parameters, buffers, inputs, activations, gradients, outputs and their tangents, workspaces"]
         left_out = ["memory that the C library or the allocator holds without using it"]
         options = self._options
@@ -244,7 +244,7 @@ def _describe_plan(chosen: Plan) -> str:
 def _capture(
     model: nn.Module, arguments: Arguments, known: LossInputs | None, optimizer: torch.optim.Optimizer | None
 ) -> tuple[TracedStep, OutputTree]:
-    """The step of a model whose loss is computed outside, and what the model gives."""
+    """Capture the step of a model with an external loss, and the structure of the model's output."""
     found: list[OutputTree] = []
     device = _device_of(pytree.tree_leaves(arguments))
     settings = _autocast(device)
@@ -276,7 +276,7 @@ def _autocast(device: torch.device) -> torch.dtype | None:
 
 
 def _attention_kernels() -> tuple[bool, ...]:
-    """Which kernels scaled dot product attention may take."""
+    """Which kernels of scaled dot product attention are enabled: flash, memory-efficient, math."""
     kinds = torch.backends.cuda
     return (kinds.flash_sdp_enabled(), kinds.mem_efficient_sdp_enabled(), kinds.math_sdp_enabled())
 

@@ -28,7 +28,7 @@ class _Called(BaseException):
 
 
 class _StandIn(SharedModule):
-    """Looks like the model to a loss function, but answers otherwise."""
+    """Module that takes the model's place in a loss function and returns `answer(arguments)`."""
 
     def __init__(self, model: nn.Module, answer: Callable[[Arguments], Any]) -> None:
         super().__init__(model)
@@ -39,7 +39,7 @@ class _StandIn(SharedModule):
 
 
 def arguments_of_call(loss_fn: LossFunction, model: nn.Module, batch: object) -> Arguments:
-    """What a loss function calls the model with."""
+    """The arguments with which a loss function calls the model."""
 
     def tell(arguments: Arguments) -> None:
         raise _Called(arguments)

@@ -1,4 +1,4 @@
-"""What a model gives: tensors in tuples and dicts, taken apart and put together again."""
+"""A model's output as a tree: tensors in tuples and dicts, flattened and unflattened."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +13,13 @@ from acwb.errors import CaptureError
 
 @dataclass(frozen=True)
 class OutputTree:
-    """What a model gives: tensors, and what stands around them.
+    """The structure of a model's output: its tensors' specs, and the constants around them.
 
     Attributes:
-        leaves: what it gives besides tensors; in the place of a tensor, its position among them.
+        leaves: the constants of the output; in the place of a tensor, its position among the tensors.
         names: of the tensors.
-        specs: of the tensors, as the model gives them.
-        read: the positions of those from which the loss is computed.
+        specs: of the tensors, as the model returns them.
+        read: the positions of the tensors from which the loss is computed.
     """
 
     structure: pytree.TreeSpec
@@ -29,28 +29,28 @@ class OutputTree:
     read: tuple[int, ...]
 
     def filled(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        """What the model gives, with these tensors."""
+        """Unflatten: the model's output with `tensors` in their places."""
         leaves = [leaf.value if isinstance(leaf, Constant) else tensors[leaf] for leaf in self.leaves]
         return self.structure.unflatten(leaves)
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A number, a text or None in what a model gives."""
+    """A number, a string or None in a model's output."""
 
     value: object
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """From which of the tensors that a model gives the loss is computed."""
+    """The tensors of a model's output from which the loss is computed."""
 
     names: tuple[str, ...]
     read: tuple[int, ...]
 
 
 def flatten_output(output: Any, known: LossInputs | None) -> tuple[OutputTree, tuple[torch.Tensor, ...]]:
-    """Take apart what a model gives; what the loss reads of it may be `known`."""
+    """Flatten a model's output; `known` says, if given, which of its tensors the loss reads."""
     paths, structure = pytree.tree_flatten_with_path(output)
     leaves: list[int | Constant] = []
     tensors: dict[int, torch.Tensor] = {}

@@ -29,10 +29,10 @@ class PartitionedStep:
     """The two phases of a step as generated code.
 
     Attributes:
-        forward: takes the step's inputs and the random states; gives the outputs, the list of values saved for
+        forward: takes the step's inputs and the random states; returns the outputs, the list of values saved for
             backward, and the new values of what the step writes back.
         backward: takes that list (which it empties), the inputs that it reads, the random states, and the tangents
-            of the outputs; gives a gradient, or None, for each parameter slot.
+            of the outputs; returns a gradient, or None, for each parameter slot.
         read: the positions of the inputs that the backward phase reads.
         stale: those of them that are written back in between, so that it must be given their former values.
         states: the names of the random states that the forward phase keeps and the backward phase replays from.
@@ -110,7 +110,7 @@ def _views_of(written: Sequence[fx.Node], first: Sequence[fx.Node], second: Sequ
 
 
 def inputs_overwritten_before_backward(step: TracedStep) -> list[int]:
-    """The positions of inputs whose former values the backward phase may have to be given, by some plan."""
+    """Positions of inputs that the step overwrites although some plan's backward phase reads their old values."""
     inputs = step.fx_graph.find_nodes(op="placeholder")
     return [position for position in step.updated if _matters(inputs[position], list(inputs[position].users))]
 
@@ -122,7 +122,7 @@ def _strides(value: torch.Tensor) -> tuple[int, ...]:
 
 
 def _matters(node: fx.Node, readers: Sequence[fx.Node]) -> bool:
-    """Whether the value of an input matters to some of these ops; in training, normalization only passes it on."""
+    """Whether any of these ops depends on an input's value; normalization in training ignores running statistics."""
     readers = [
         reader
         for reader in readers
@@ -139,7 +139,7 @@ def _phase(node: fx.Node) -> Phase:
 
 
 class _PartialGraph:
-    """A graph in the making from nodes of another."""
+    """An FX graph under construction from copies of another graph's nodes."""
 
     def __init__(self, step: TracedStep) -> None:
         self.constants = dict(step.constants)
@@ -147,17 +147,17 @@ class _PartialGraph:
         self.copies: dict[fx.Node, fx.Node] = {}
 
     def add_placeholders(self, nodes: Sequence[fx.Node]) -> None:
-        """Have these values given."""
+        """Add a placeholder for each of these values."""
         for node in nodes:
             self.copies[node] = self.graph.placeholder(node.name)
 
     def add(self, nodes: Sequence[fx.Node]) -> None:
-        """Compute these."""
+        """Add copies of these ops, reading the copies of their inputs."""
         for node in nodes:
             self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
 
     def close(self, result: Any) -> None:
-        """Give these."""
+        """Return `result` from the graph, and erase unused attributes."""
         self.graph.output(fx.map_arg(result, self.copies.__getitem__))
         for node in self.graph.find_nodes(op="get_attr"):
             if not node.users:
@@ -165,5 +165,5 @@ class _PartialGraph:
         self.graph.lint()
 
     def code(self) -> Callable[..., Any]:
-        """The graph as a function."""
+        """The generated code of the graph, as a callable."""
         return fx.GraphModule(self.constants, self.graph).forward

@@ -1,7 +1,7 @@
 """Rewrites a captured step so that it does what a plan says: exactly the runs of its schedule, in that order.
 
 A recomputed op is a copy of its node, named after its original (`relu_17_recomputed`, then
-`relu_17_recomputed_2`), and whoever reads the value after that reads the copy. Nothing is freed explicitly: generated
+`relu_17_recomputed_2`), and every later consumer reads the copy. Nothing is freed explicitly: generated
 code drops each value at its last use, which is what a schedule says. A recomputed random op is replayed (`rng`).
 """
 
@@ -28,7 +28,7 @@ STATE_KEPT, BY_RULE = "acwb.kernels.keep_random_state", " by a shortcut"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlannedStep(TracedStep):
-    """A step that does what a plan says."""
+    """A captured step rewritten to follow the schedule of a plan."""
 
     plan: Plan = field(kw_only=True)
 
@@ -100,14 +100,14 @@ def recomputations(schedule: Schedule) -> tuple[Recomputation, ...]:
 
 
 def copy_name(name: str, copy: int) -> str:
-    """What a copy of an op, of a node or of a storage is called; copy 0 is the original."""
+    """Name of a recomputed copy of an op, a node or a storage; copy 0 is the original."""
     base, colon, position = name.partition(":")
     number = f"_{copy}" if copy > 1 else ""
     return f"{base}_recomputed{number}{colon}{position}" if copy else name
 
 
 def state_name(op: str) -> str:
-    """What the random state that is kept for an op is called."""
+    """Name of the constant that holds the saved RNG state of an op."""
     return f"{op}_random_state"
 
 
@@ -144,18 +144,18 @@ class _GraphEmitter:
         self.graph.lint()
 
     def _take_over(self, node: fx.Node) -> None:
-        """A node of the captured step, as it is."""
+        """Copy a node of the captured step into the new graph unchanged."""
         self._newest[node] = self.graph.node_copy(node, self._newest.__getitem__)
 
     def _add(self, node: fx.Node, run: Run, target: Any, args: Any, phase: Phase) -> fx.Node:
-        """A copy of a node."""
+        """Add a recomputed copy of a node to the graph; later consumers read the copy."""
         copy = self.graph.create_node("call_function", target, args, name=copy_name(node.name, run.copy))
         copy.meta = {**node.meta, "phase": phase, "recomputes": node.name}
         self._newest[node] = copy
         return copy
 
     def _again(self, node: fx.Node, run: Run, phase: Phase) -> None:
-        """An op once more, with the nodes that name parts of its result."""
+        """Recompute an op, with the nodes that select parts of its result."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._newest.__getitem__)
         if node.name in self._state_of:
             state = self._state_of[node.name]

@@ -1,4 +1,4 @@
-"""What `make` runs: the notebooks at three scales, and the tables of results."""
+"""The experiments behind `make`: the notebooks at three scales, and the tables of results."""
 
 from acwb.experiments.scales import scale
 

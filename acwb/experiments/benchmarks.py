@@ -100,7 +100,7 @@ def captured_beyond_memory(batch_size: int) -> Row:
 
 
 def predicted_beside_measured(name: str, batch_size: int, optimizer: str, rounds: int) -> Row:
-    """Peaks above what exists before the step, and the step's time, with predicted ÷ measured of each."""
+    """Peaks above static memory and step time, with predicted ÷ measured of each."""
     make = partial(models.maker(name), batch_size=batch_size, optimizer=OPTIMIZERS[optimizer])
     subject = make()
     step = acwb.trace(subject)
@@ -202,20 +202,20 @@ def _width(relative: Ratio) -> float:
 
 
 def overheads() -> None:
-    """Plans of the real subjects beside their runs."""
+    """Predicted and measured overheads and peaks of plans of the real subjects."""
     _print_and_save(
         "overheads", (row for name, batch, wanted in PLANNED for row in planned_beside_eager(name, batch, wanted))
     )
 
 
 def bench() -> None:
-    """Compare our plans with other methods."""
+    """Measure our plans and the other methods on the real subjects, in the same rounds."""
     for name, batch_size, options, is_timed in CONTESTS:
         _compare("comparison", name, batch_size, options, ALTERNATIVES, ROUNDS_OF_CONTEST if is_timed else 0)
 
 
 def bench_inductor() -> None:
-    """Compare compiled kernels, each to be seen against its own budget of 1."""
+    """Measure `torch.compile` with inductor at several memory budgets, relative to its own budget of 1."""
     for name, batch_size, options, is_timed in CONTESTS:
         if is_timed:
             found = _compare("inductor", name, batch_size, options, COMPILED, ROUNDS_OF_CONTEST)
@@ -228,7 +228,7 @@ def bench_inductor() -> None:
 def _compare(
     kind: str, name: str, batch_size: int, options: dict[str, Any], methods: Mapping[str, StepBuilder], rounds: int
 ) -> MethodComparison:
-    """Hold a comparison anew; notebook 7 reads it where it finds it."""
+    """Measure a comparison, print and save it; notebook 7 loads it from the same folder."""
     found, _ = cached_comparison(models.maker(name), batch_size, options, methods, rounds, RESULTS, kind, refresh=True)
     sys.stdout.write(f"{found}\n")
     sys.stdout.flush()
@@ -241,7 +241,7 @@ def _compare(
 
 
 def largest() -> None:
-    """The largest batches that train in a given memory, confirmed under a hard cap."""
+    """The largest batches of the real subjects in several memory sizes, confirmed under a hard cap."""
     _print_and_save("largest", starmap(largest_within, LARGEST))
 
 

@@ -42,7 +42,7 @@ def with_parameters(notebook: nbformat.NotebookNode, scale: str, folder: Path) -
 def run_notebook(
     path: Path, scale: str, folder: Path, on_cell: Callable[[int, int], None] | None = None
 ) -> nbformat.NotebookNode:
-    """Run a notebook from its first cell to its last; `on_cell` is told which code cell starts, of how many."""
+    """Run a notebook from its first cell to its last; `on_cell(number, total)` is called before each code cell."""
     from_there = Path(os.path.relpath(folder, path.parent))  # what a cell prints must not tell whose machine it was
     notebook = with_parameters(nbformat.read(path, as_version=4), scale, from_there)
     place = {"metadata": {"path": str(path.parent)}}

@@ -1,6 +1,6 @@
 """Prints how the planners trade memory for time, and how planning time grows: `make tradeoff`.
 
-For each real subject: what the frontier costs at given reductions of the peak, from fresh profiles; all planners at
+For each real subject: the frontier's overhead at given reductions of the peak, from fresh profiles; all planners at
 twenty budgets between floor and baseline; the seconds that planning takes. Then planning time on synthetic networks.
 """
 
@@ -43,7 +43,7 @@ OTHER_PLANNERS: tuple[Callable[[Profile, int], Plan], ...] = (keep_all, recomput
 
 @dataclass(frozen=True)
 class Reduction:
-    """What it costs to bring the peak above static down by a part of it: as fractions of the step's time."""
+    """Overhead of reducing the peak above static by a given part, as fractions of the step's time."""
 
     part: float
     tensors: float  # of the peak of tensor bytes
@@ -71,14 +71,14 @@ class Floor:
 def study_subject(
     name: str, batch_size: int, wanted: tuple[float, ...], beside_others: bool
 ) -> tuple[list[Reduction], Floor, list[str]]:
-    """What the frontier reaches with one fresh profile of a subject. Run in a process of its own."""
+    """Overheads and minimum feasible peak from one fresh profile of a subject. Run in a process of its own."""
     subject = models.maker(name)(batch_size=batch_size)
     profile = acwb.profile(acwb.trace(subject))
     return *reductions(profile, wanted), compare_planners(profile) if beside_others else []
 
 
 def reductions(profile: Profile, wanted: tuple[float, ...]) -> tuple[list[Reduction], Floor]:
-    """What the frontier costs at given reductions, as far as it gets, and its floor."""
+    """Overheads of the frontier at the given reductions that are feasible, and its minimum feasible peak."""
     frontier, static = acwb.frontier(profile), profile.graph.static_bytes
     timelines = [frontier.plan(point).timeline for point in frontier.points]
     plain = keep_all(profile).timeline

@@ -10,11 +10,11 @@ from acwb.subject import StepBuilder
 
 @dataclass(frozen=True)
 class ExperimentScale:
-    """How large and how often; subjects are keys of `acwb.models.TITLES`.
+    """Batch sizes, methods and repetitions of the notebooks; subjects are keys of `acwb.models.TITLES`.
 
     Attributes:
-        batch_sizes: of the steps that are profiled, planned and rewritten, by subject. At 4 and below, BERT's peak lies
-            in the optimizer's step, where no plan can lower it.
+        batch_sizes: of the steps that are profiled, planned and rewritten, by subject. At 4 and below, BERT-base
+            peaks in the optimizer step, where no plan can lower it.
         sweep_batches: of the batch sweeps, by subject.
         comparison_batches: of the comparison with other methods, by subject.
         dropout_batch: of BERT where methods are only checked with dropout on.
@@ -75,7 +75,7 @@ SCALES = {each.name: each for each in (QUICK, SMOKE, FULL)}
 
 
 def scale(name: str) -> ExperimentScale:
-    """A scale by its name."""
+    """The scale of this name: quick, smoke or full."""
     if name not in SCALES:
         raise AcwbError(f"There is no scale {name!r}: choose {', '.join(SCALES)}.")
     return SCALES[name]

@@ -47,7 +47,7 @@ def _finding(module: str, captured: StepGraph, rewritten: StepGraph | None) -> s
 
 
 def _crossing(ops: Sequence[Op]) -> int:
-    """How many results of forward ops are read by backward ops."""
+    """Number of forward results that are saved for backward."""
     made = {name for op in ops if op.phase is Phase.FORWARD for name in op.outputs}
     return len(made & {name for op in ops if op.phase is Phase.BACKWARD for name in op.inputs})
 

@@ -89,7 +89,7 @@ def _sides(
 
 
 def _cost(box: Box, taken: Sequence[Box], pieces: Sequence[Box]) -> int:
-    """How many boxes a box overlaps, and one more for the curve; leaving the figure counts as much as several."""
+    """Penalty for placing a label: one per overlapping label, one for the curve, five for leaving the figure."""
     is_outside = box[1] > 105 or box[0] < 1
     return 5 * is_outside + sum(_overlap(box, other) for other in taken) + any(_overlap(box, each) for each in pieces)
 

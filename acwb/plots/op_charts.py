@@ -1,4 +1,4 @@
-"""What a profile says: time and memory op by op, activations by size and idle time, the peak."""
+"""Charts of a profile: time and memory op by op, activations by size and idle time, the peak."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ MIN_SHARE = 0.005  # of all: what is smaller is summed up, too
 
 
 def node_runtime(profile: Profile) -> graph_objects.Figure:
-    """How long each op takes, in the order in which they run."""
+    """Run time of each op, in order of execution."""
     nodes = profile.nodes
     figure = graph_objects.Figure()
     for phase, colour in PHASES.items():
@@ -154,7 +154,7 @@ def inactive_time(profile: Profile) -> graph_objects.Figure:
 
 
 def breakdown(plan: Plan) -> graph_objects.Figure:
-    """What is alive at the peak, by role and by module."""
+    """Live memory at the peak, by role and by module."""
     graph, timeline = plan.profile.graph, plan.timeline
     roles = {str(role): sizes[timeline.peak_step] for role, sizes in timeline.by_role.items()}
     roles[WORKSPACE] = timeline.peak_bytes - timeline.tensor_bytes[timeline.peak_step]

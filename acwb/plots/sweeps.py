@@ -98,7 +98,7 @@ def sweep_latency(sweep: Sweep) -> graph_objects.Figure:
 
 
 def _slowdown(sweep: Sweep) -> str:
-    """What the plans cost; nothing is claimed of what is within noise."""
+    """The title's finding on the plans' overhead; overheads within noise are called noise."""
     times = [point.time for point in sweep.points if point.time]
     claimed = [time.median - 1 for time in times if not time.is_noise]
     if not times:
@@ -110,7 +110,7 @@ def _slowdown(sweep: Sweep) -> str:
 
 
 def _upper(point: SweepPoint) -> str:
-    """Which of the two lines is above the other at a point: there a label is clear of both."""
+    """The side (planned or eager) whose line is the upper one at a point, where a label overlaps neither."""
     medians = {side: statistics.median(getattr(point, side).seconds or (0.0,)) for side in ("planned", "eager")}
     return max(medians, key=medians.__getitem__)
 

@@ -12,7 +12,7 @@ from acwb.units import GIBIBYTE
 
 
 def extra_time(time: Ratio) -> str:
-    """Extra time in a word, and whether it means anything."""
+    """A measured overhead as a label, marked where it is within noise."""
     text = f"{time.median - 1:+.0%}".replace("-", "−")
     return f"{text} (noise)" if time.is_noise else text
 
@@ -42,7 +42,7 @@ PHASES = {Phase.FORWARD: "#0072b2", Phase.BACKWARD: "#e69f00", Phase.OPTIMIZER: 
 
 
 def themed(figure: graph_objects.Figure, title: str, height: int = HEIGHT) -> graph_objects.Figure:
-    """The look that all figures have; long titles are broken into lines."""
+    """Apply the shared theme to a figure; long titles are broken into lines."""
     lines = wrap_title(title).count("<br>") + 1
     is_named = sum(trace.showlegend is not False for trace in figure.data) > 1  # plotly then draws a legend
     figure.update_layout(
@@ -96,17 +96,17 @@ def wrap_title(title: str, width: int = TITLE_WIDTH) -> str:
 
 
 def in_gib(size: Any) -> Any:
-    """Bytes as an axis has them: one number or many."""
+    """Convert bytes to GiB for an axis: one number or many."""
     return size / GIBIBYTE
 
 
 def script() -> str:
-    """Plotly's own script, which an html file needs."""
+    """The source of plotly.js, which exported html files load."""
     return str(get_plotlyjs())
 
 
 def arrow(text: str, x: float, y: float) -> dict[str, Any]:
-    """An arrow that points at something, with a word on what it is."""
+    """Plotly annotation: an arrow to a point, with a text."""
     return {
         "text": text,
         "x": x,
@@ -122,5 +122,5 @@ def arrow(text: str, x: float, y: float) -> dict[str, Any]:
 
 
 def mark(figure: graph_objects.Figure, text: str, x: float, y: float, **where: Any) -> None:
-    """Put an arrow into a figure."""
+    """Annotate a point of a figure with an arrow and a text."""
     figure.add_annotation({**arrow(text, x, y), **where})

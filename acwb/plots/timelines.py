@@ -50,7 +50,7 @@ def before_and_after(plan: Plan, measurement: Measurement | None = None) -> grap
 
 
 class BeforeAfter:
-    """What `before_and_after` draws, as plain values, so that a figure on the screen can be changed at once.
+    """The data of `before_and_after` as plain values, so that a displayed figure can be updated at once.
 
     Plotly takes many times as long to check a new figure as these take to compute.
 

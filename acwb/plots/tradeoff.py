@@ -87,11 +87,11 @@ def _dots(frontier: Frontier, name: str, plans: Sequence[Plan], colour: str, sym
 
 
 def current_point(frontier: Frontier, plan: Plan) -> tuple[float, float]:
-    """Where a plan stands in the trade-off: peak above static and extra time, both in %."""
+    """Coordinates of a plan in the trade-off: peak above static and extra time, both in %."""
     return _percent_above_static(frontier, plan.timeline.peak_bytes), plan.overhead * 100
 
 
 def _percent_above_static(frontier: Frontier, peak: int) -> float:
-    """A peak above what exists before the step, in % of that of the step without a plan."""
+    """Peak above static memory, in % of that of the step without a plan."""
     static = frontier.profile.graph.static_bytes
     return (peak - static) / (frontier.baseline_bytes - static) * 100

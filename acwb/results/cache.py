@@ -54,7 +54,7 @@ def load_or_make(
 
 
 def cached_profile(step: TracedStep, folder: Folder, repeats: int = 3) -> tuple[Profile, Origin]:
-    """The profile of a step; its origin names the machine, because times are valid on that one only."""
+    """The profile of a step, loaded from `folder` if it is there; its origin names the machine that was timed."""
     path = Path(folder) / f"profile_{step.graph.environment.model}_{step.graph.fingerprint}_{repeats}.json"
     load, make = partial(Profile.load, graph=step.graph), partial(profile, step, repeats=repeats)
     result, origin = load_or_make(path, load, make)
@@ -62,7 +62,7 @@ def cached_profile(step: TracedStep, folder: Folder, repeats: int = 3) -> tuple[
 
 
 def cached_measurement(step: PlannedStep, folder: Folder, rounds: int) -> tuple[Measurement, Origin]:
-    """The measurement of a planned step."""
+    """The measurement of a planned step, loaded from `folder` if it is there, and where it came from."""
     path = Path(folder) / f"measurement_{step.graph.environment.model}_{step.graph.fingerprint}_{rounds}.json"
     return load_or_make(path, Measurement.load, partial(measure, step, rounds=rounds))
 

@@ -39,7 +39,7 @@ def save_figure(
 
 
 def save_table(name: str, rows: Iterable[Mapping[Any, Any]], folder: str | os.PathLike[str] = "results") -> Path:
-    """Write rows to `folder`/`name`.csv."""
+    """Write a table as CSV to `folder`/`name`.csv."""
     path = Path(folder) / f"{name}.csv"
     files.make_folder(path.parent)
     files.write_texts({path: files.rows_as_csv(rows)})
@@ -47,14 +47,14 @@ def save_table(name: str, rows: Iterable[Mapping[Any, Any]], folder: str | os.Pa
 
 
 def _script(folder: Path) -> dict[str | os.PathLike[str], str]:
-    """Plotly's script, where the folder does not have it yet."""
+    """The file of plotly.js to write beside html figures, unless the folder has it."""
     from acwb.plots.theme import script
 
     return {} if (folder / SCRIPT).exists() else {folder / SCRIPT: script()}
 
 
 def _images(figure: Any, name: str, folder: Path) -> list[Path]:
-    """The figure as images; all of them or none."""
+    """Write the figure as svg, pdf and png: all of them, or none without a browser."""
     if not _browser():
         warn_user(
             "No Chrome or Chromium was found: figures are written as html and CSV only. Install one for svg, pdf and "
@@ -77,7 +77,7 @@ def _image(figure: Any, kind: str) -> bytes:
 
 @cache
 def _browser() -> bool:
-    """Whether there is a browser to draw with; it is started once, and each image after that takes 0.2 s."""
+    """Start the browser that renders images, once per process; False if none is installed."""
     import kaleido
     from choreographer.browsers.chromium import Chromium
 

@@ -48,7 +48,7 @@ def breakdown_rows(plan: Plan) -> Rows:
 
 
 def tradeoff_rows(frontier: Frontier, others: Mapping[str, Iterable[Plan]] | None = None) -> Rows:
-    """A row for each plan: who made it, its peak, its extra time."""
+    """A row for each plan of each planner: its peak and its overhead."""
     ours = [
         {"planner": "frontier", "peak_bytes": point.peak_bytes, "overhead": frontier.overhead(point)}
         for point in frontier.points
@@ -62,7 +62,7 @@ def tradeoff_rows(frontier: Frontier, others: Mapping[str, Iterable[Plan]] | Non
 
 
 def summary_row(plan: Plan) -> dict[str, Any]:
-    """A model's row in a report's table."""
+    """A plan's row in a report's table: peak and time with and without it, decisions."""
     static, plain, peak = plan.profile.graph.static_bytes, plan.profile.peak_bytes, plan.timeline.peak_bytes
     return {
         "model": plan.profile.graph.title,

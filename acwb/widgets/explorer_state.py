@@ -1,4 +1,4 @@
-"""What the budget explorer does, without widgets: a choice in, the next state out, as plain functions.
+"""Logic of the budget explorer, without widgets: pure functions from a state and a choice to the next state.
 
 A state holds a plan that fits. What cannot be done leaves the state as it is, with a sentence that says why.
 """
@@ -24,12 +24,12 @@ FILES = ("plan.json", "ac_decisions.csv", "checkpoint_plan.csv")
 
 @dataclass(frozen=True, repr=False)
 class ExplorerState:
-    """Where the explorer stands.
+    """State of the budget explorer: the Pareto frontier, the current plan and the pins.
 
     Attributes:
         frontier: the whole trade-off, with what is pinned.
         plan: the current one; it fits the budget.
-        message: what is to be said of the last choice; "" where all went well.
+        message: why the last choice was refused; "" if it was not.
         keep: pinned activations that are never dropped.
         recompute: pinned activations that are always recomputed.
     """
@@ -42,12 +42,12 @@ class ExplorerState:
 
     @property
     def profile(self) -> Profile:
-        """What is planned."""
+        """The profile of the step that is planned."""
         return self.frontier.profile
 
     @property
     def budget_bytes(self) -> int:
-        """The current budget."""
+        """The current plan's budget in bytes, or its peak if it has no budget."""
         return self.plan.budget_bytes or self.plan.timeline.peak_bytes
 
 
@@ -59,18 +59,18 @@ def start(profile: Profile, budget: int | float | str | None = None) -> Explorer
 
 
 def with_budget(now: ExplorerState, entry: int | float | str) -> ExplorerState:
-    """Another budget: bytes, or what a person typed, in which a bare number means GiB."""
+    """The state after choosing a budget: bytes, or typed text, in which a bare number means GiB."""
     baseline = now.frontier.baseline_bytes
     return _try_change(now, lambda: replace(now, plan=_plan_at(now, parse_bytes(entry, baseline, default_unit="GiB"))))
 
 
 def with_planner(now: ExplorerState, planner: str) -> ExplorerState:
-    """Another planner at the same budget."""
+    """The state after choosing another planner at the same budget."""
     return _try_change(now, lambda: replace(now, plan=_plan_at(now, now.budget_bytes, planner)))
 
 
 def with_pins(now: ExplorerState, keep: Iterable[str], recompute: Iterable[str]) -> ExplorerState:
-    """Other pins at the same budget; the frontier is explored anew with them."""
+    """The state after changing the pins at the same budget; the frontier is computed for them."""
     kept, again = tuple(keep), tuple(recompute)
 
     def change() -> ExplorerState:
@@ -103,7 +103,7 @@ def _plan_at(now: ExplorerState, size: int, planner: str | None = None) -> Plan:
 
 
 def describe_floor(now: ExplorerState) -> str:
-    """Why the slider ends where it does: the op at the floor and what is alive there."""
+    """Explain the slider's lower end: the op at the minimum feasible peak and what is alive there."""
     lowest = now.frontier.plan(now.frontier.points[-1])
     at = lowest.peak_row
     sizes = now.profile.graph.storage

@@ -204,7 +204,7 @@ def _range(now: ExplorerState) -> dict[str, float]:
 
 
 def _bytes_of(value: float, now: ExplorerState) -> int:
-    """A position of the slider in bytes; its lower end is the floor, whatever the rounding."""
+    """A position of the slider in bytes; its lower end is exactly the minimum feasible peak."""
     return max(round(value * GIBIBYTE), now.frontier.floor_bytes)
 
 

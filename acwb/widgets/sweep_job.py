@@ -1,6 +1,6 @@
-"""What the sweep board does, without widgets: a sweep that runs beside the notebook, is watched, and can be cancelled.
+"""Logic of the sweep board, without widgets: a sweep in a background thread that can be watched and cancelled.
 
-A board is idle, running, cancelling, done, cancelled or failed. What was measured stays in its file, whatever happens.
+A board is idle, running, cancelling, done, cancelled or failed. Measured points stay in the sweep's file in every case.
 """
 
 import os
@@ -20,7 +20,7 @@ Watcher = Callable[["SweepJob"], None]
 
 
 class JobState(StrEnum):
-    """Where a board stands."""
+    """The states of a sweep job."""
 
     IDLE = "idle"
     RUNNING = "running"
@@ -34,8 +34,8 @@ class SweepJob:
     """One sweep at a time, in a thread of its own.
 
     Attributes:
-        state: where it stands.
-        message: that in a sentence.
+        state: idle, running, or how the last sweep ended.
+        message: the state in a sentence.
         wanted: the batch sizes that were asked for.
         sweep: what is measured by now; None before the first point.
     """
@@ -57,7 +57,7 @@ class SweepJob:
         self._watchers.append(watcher)
 
     def start(self, name: str, sizes: str, reduction: float) -> None:
-        """Begin a sweep; bad input is message and changes nothing else."""
+        """Begin a sweep; invalid input only sets the message."""
         if self.state in (JobState.RUNNING, JobState.CANCELLING):
             self._become(self.state, "A sweep is running: cancel it first.")
             return
