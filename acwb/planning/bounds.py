@@ -180,6 +180,8 @@ class _LinearProgram:
 
     def minimize(self) -> tuple[float, dict[Variable, float]]:
         """The least cost with the values that give it; infinity and none if the program is infeasible."""
+        if not self._costs:  # which the solver refuses: every sum is zero
+            return (0.0 if min(self._limits, default=0.0) >= 0 else math.inf), {}
         shape = (len(self._limits), len(self._costs))
         matrix = csr_array((self._values, (self._rows, self._columns)), shape=shape)
         bounds = numpy.array([self._lower, numpy.ones(len(self._lower))]).T

@@ -10,7 +10,7 @@ from acwb.core.graph import StepGraph
 from acwb.core.schedule import with_frees
 from acwb.core.simulator import simulate
 from acwb.planning.frontier_search import FrontierPoint, descend, non_dominated
-from acwb.planning.problem import PlanningProblem
+from acwb.planning.problem import PlanningProblem, rank_of_slot
 from acwb.planning.recompute_state import RecomputeState, runs_of_sites
 from support.toy_graphs import draw, profiled, steps
 
@@ -23,19 +23,19 @@ def assert_exact(problem: PlanningProblem, state: RecomputeState) -> None:
 
 
 @given(steps(), some.data())
-def test_every_change_leaves_the_state_that_the_simulator_sees(graph: StepGraph, data: some.DataObject) -> None:
+def test_peak_and_time_after_every_change_are_those_of_the_simulator(graph: StepGraph, data: some.DataObject) -> None:
     workspace = {op.name: data.draw(some.integers(0, 3)) for op in graph.ops}
     problem = PlanningProblem(profiled(graph, workspace))
     state = RecomputeState(problem)
     assert_exact(problem, state)
     for _ in range(data.draw(some.integers(0, 5))):
-        waiting = [each for each in range(len(problem.names)) if problem.droppable[each] and state.idle_until[each] > 0]
-        if not waiting:
+        idle = [item for item in range(len(problem.names)) if problem.droppable[item] and state.idle_until[item] > 0]
+        if not idle:
             return
-        each = data.draw(some.sampled_from(waiting))
+        storage = data.draw(some.sampled_from(idle))
         before = (state.change_log().sites(), state.seconds, state.peak(), state.need.tolist())
         mark = state.mark()
-        state.apply(state.chain(each, int(state.idle_until[each]) // 2))
+        state.apply(state.chain(storage, rank_of_slot(int(state.idle_until[storage]))))
         assert_exact(problem, state)
         if data.draw(some.booleans()):
             state.revert(mark)
@@ -52,7 +52,7 @@ def test_every_change_leaves_the_state_that_the_simulator_sees(graph: StepGraph,
 
 
 @given(steps())
-def test_every_point_of_a_frontier_is_exact_and_beaten_by_none(graph: StepGraph) -> None:
+def test_every_point_of_a_frontier_is_exact_and_non_dominated(graph: StepGraph) -> None:
     problem = PlanningProblem(profiled(graph))
     points = descend(problem)
     assert points[0].seconds == len(graph.ops)
@@ -64,13 +64,13 @@ def test_every_point_of_a_frontier_is_exact_and_beaten_by_none(graph: StepGraph)
         assert larger.seconds < smaller.seconds
 
 
-def test_points_that_others_beat_are_left_out() -> None:
-    way = RecomputeState(PlanningProblem(profiled(draw({"x": 1}, [("F", "loss", "x", 1)], "loss", {})))).change_log()
+def test_dominated_points_are_left_out() -> None:
+    log = RecomputeState(PlanningProblem(profiled(draw({"x": 1}, [("F", "loss", "x", 1)], "loss", {})))).change_log()
     points = [
-        FrontierPoint(5, 1.0, way),
-        FrontierPoint(4, 3.0, way),
-        FrontierPoint(3, 2.0, way),
-        FrontierPoint(3, 2.5, way),
+        FrontierPoint(5, 1.0, log),
+        FrontierPoint(4, 3.0, log),
+        FrontierPoint(3, 2.0, log),
+        FrontierPoint(3, 2.5, log),
     ]
     assert non_dominated(points) == [points[0], points[2]]
     assert non_dominated([dataclasses.replace(points[0])]) == [points[0]]
