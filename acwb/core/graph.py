@@ -2,8 +2,8 @@
 
 A `StepGraph` is one whole iteration (forward, loss, backward, optimizer) in the order in which it runs. Memory belongs
 to storages, not to tensors: a view has the storage of its base, and a storage lives until the last use of any alias.
-An op is known by its FX node name everywhere. The graph holds sizes and names, no measurements and no tensors, so it
-can be saved on one machine and planned on another.
+Ops have the names of their FX nodes. The graph holds sizes and names, no measurements and no tensors, so it can be
+saved on one machine and planned on another.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from acwb.units import format_bytes
 
 
 class Phase(StrEnum):
-    """The part of an iteration that an op belongs to, in the order in which they run."""
+    """The phases of an iteration, in the order in which they run."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -31,12 +31,12 @@ class Phase(StrEnum):
 
 
 class Role(StrEnum):
-    """What a storage is for."""
+    """The purpose of a storage."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"  # also the next value of a buffer, until it is written back
     INPUT = "input"
-    ACTIVATION = "activation"  # made in the forward phase, read in the backward phase
+    ACTIVATION = "activation"  # saved for backward: made in the forward phase, read in the backward phase
     GRADIENT = "gradient"  # ends up in a parameter's `.grad`
     OPTIMIZER_STATE = "optimizer state"
     OTHER = "other"  # temporaries and the loss
@@ -57,8 +57,8 @@ class Storage:
     """A block of memory, shared by a tensor and all its views.
 
     Attributes:
-        name: the op that makes it (`relu_17`, or `native_layer_norm_3:1` for one of several outputs); for what exists
-            before the step, the name a person knows it by (`fc.weight`, `batch[0]`, `fc.weight:momentum_buffer`).
+        name: the op that makes it (`relu_17`, or `native_layer_norm_3:1` for one of several outputs); for static
+            memory, its path (`fc.weight`, `batch[0]`, `fc.weight:momentum_buffer`).
     """
 
     name: str
@@ -78,13 +78,13 @@ class Op:
         inputs: the storages it reads.
         outputs: the storages it makes; none for a view or an in-place op.
         mutates: the storages that it writes into.
-        holds: storages that are alive until it has run, although it does not read them: the optimizer's own variables,
-            derivatives that came from outside.
-        random: it draws from the random generator.
-        view: its result shares the storage of its input.
-        shortcut: what a cheaper kernel reads that makes its first output again; some of it are its other outputs.
-        recomputes: in a rewritten step, the op that it runs again.
-        once: it must not run again: its result is given from outside of the step, or taken there.
+        holds: storages kept alive through this op without being read by it (optimizer temporaries, incoming tangents).
+        random: whether it draws random numbers.
+        view: whether its result shares the storage of its input.
+        rule_inputs: the storages that its recompute rule reads: a cheaper kernel that gives its first output, from its
+            inputs and its other outputs. Empty without a rule.
+        recomputes: in a rewritten step, the op of which this is a recomputation.
+        once: not recomputable, because its result crosses the boundary of the step.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Activation:
-    """A storage made in the forward phase that the backward phase reads; ranks are positions in `StepGraph.ops`."""
+    """A storage saved for backward, with the ranks (positions in `StepGraph.ops`) of its uses."""
 
     name: str
     bytes: int
@@ -129,10 +129,11 @@ class Activation:
 
 @dataclass(frozen=True)
 class Environment:
-    """Where and for what a step was captured.
+    """The circumstances of a capture: torch, device, model, optimizer, default dtype and batch.
 
     Attributes:
-        random_state_bytes: the size of the random generator's state, which is kept for a random op that runs again.
+        dtype: the dtypes of the parameters, for readers of a file; nothing depends on it.
+        random_state_bytes: the size of an RNG state, one of which is saved for each random op that is recomputed.
     """
 
     torch: str
@@ -149,10 +150,10 @@ class StepGraph:
     """One training iteration as ops and storages, in the order in which it runs.
 
     Attributes:
-        loss: the storage of the loss; like the gradients it is alive to the end of the step.
-        gradients: each trainable parameter that has a gradient, with the gradient's storage.
-        outputs: where the loss is computed outside of the step: what else it gives.
-        name: what people call the model ("ResNet-152"); "" where nobody said. It is not part of the fingerprint.
+        loss: the storage of the loss; like the gradients, it is alive at the end of the step.
+        gradients: the storages of each parameter with a gradient and of its gradient.
+        outputs: with an external loss, the storages of the model's other outputs.
+        name: the display name of the model ("ResNet-152"), or ""; it is not part of the fingerprint.
     """
 
     ops: tuple[Op, ...]
@@ -168,7 +169,7 @@ class StepGraph:
 
     @property
     def title(self) -> str:
-        """What the model is called in titles and tables: its name, or its class."""
+        """The name of the model in titles and tables: its display name, or its class."""
         return self.name or self.environment.model
 
     def op(self, name: str) -> Op:
@@ -187,17 +188,17 @@ class StepGraph:
 
     @cached_property
     def maker(self) -> Mapping[str, str]:
-        """The op that makes each storage; what exists before the step has none."""
+        """The op that makes each storage; static memory has none."""
         return {name: op.name for op in self.ops for name in op.outputs}
 
     @cached_property
     def users(self) -> Mapping[str, tuple[int, ...]]:
         """The ranks of the ops that read or write each storage, ascending."""
-        found: dict[str, list[int]] = {storage.name: [] for storage in self.storages}
-        for position, op in enumerate(self.ops):
+        ranks_of: dict[str, list[int]] = {storage.name: [] for storage in self.storages}
+        for rank, op in enumerate(self.ops):
             for name in dict.fromkeys(op.inputs + op.mutates):
-                found[name].append(position)
-        return {name: tuple(ranks) for name, ranks in found.items()}
+                ranks_of[name].append(rank)
+        return {name: tuple(ranks) for name, ranks in ranks_of.items()}
 
     @cached_property
     def kept(self) -> frozenset[str]:
@@ -206,21 +207,21 @@ class StepGraph:
 
     @cached_property
     def static_bytes(self) -> int:
-        """What exists before the step and stays: parameters, buffers, inputs, optimizer state."""
+        """Static memory, which exists before the step and stays: parameters, buffers, inputs, optimizer state."""
         return sum(storage.bytes for storage in self.storages if storage.name not in self.maker)
 
     @cached_property
     def lifetimes(self) -> Mapping[str, tuple[int, int]]:
-        """The ranks of the first and the last op during which each storage is alive in the captured step."""
+        """The live range of each storage in the captured step: the ranks of the first and the last op of its life."""
         end = len(self.ops) - 1
-        found = {storage.name: (0, end) for storage in self.storages}
+        ranges = {storage.name: (0, end) for storage in self.storages}
         for name, maker in self.maker.items():
-            made = self.rank[maker]
-            found[name] = (made, end if name in self.kept else max(self.users[name], default=made))
-        for position, op in enumerate(self.ops):
+            first = self.rank[maker]
+            ranges[name] = (first, end if name in self.kept else max(self.users[name], default=first))
+        for rank, op in enumerate(self.ops):
             for name in op.holds:
-                found[name] = (found[name][0], max(found[name][1], position))
-        return found
+                ranges[name] = (ranges[name][0], max(ranges[name][1], rank))
+        return ranges
 
     @cached_property
     def live_bytes(self) -> tuple[int, ...]:
@@ -233,7 +234,7 @@ class StepGraph:
 
     @cached_property
     def surviving(self) -> frozenset[str]:
-        """Storages of the forward phase, or from before, that are there in the backward phase."""
+        """Storages available in the backward phase without recomputation."""
         roles = (Role.ACTIVATION, Role.BUFFER)
         return frozenset(
             storage.name
@@ -242,16 +243,16 @@ class StepGraph:
         )
 
     def recomputation(self, name: str) -> tuple[str, ...]:
-        """The forward ops that make storage `name` again from what else survives, in order."""
-        found: set[str] = set()
-        waiting = [self.maker[name]]
-        while waiting:
-            op = self.op(waiting.pop())
-            if op.name not in found:
-                found.add(op.name)
+        """The forward ops that recompute storage `name` from the other surviving storages, in order."""
+        ops: set[str] = set()
+        pending = [self.maker[name]]
+        while pending:
+            op = self.op(pending.pop())
+            if op.name not in ops:
+                ops.add(op.name)
                 lost = set(op.inputs) - self.surviving
-                waiting += [need for need in op.needs if self._result(need) & lost]
-        return tuple(sorted(found, key=self.rank.__getitem__))
+                pending += [need for need in op.needs if self._result(need) & lost]
+        return tuple(sorted(ops, key=self.rank.__getitem__))
 
     def _result(self, name: str) -> set[str]:
         """The storages that an op's result lives in."""
@@ -290,7 +291,7 @@ class StepGraph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest that identifies the graph: of everything that it holds but its name."""
+        """Digest of the graph's content, without its name: equal graphs have equal fingerprints."""
         content = {key: value for key, value in self.content().items() if key != "name"}
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
@@ -301,7 +302,7 @@ class StepGraph:
         """
         return {
             "ops": [_op_content(op) for op in self.ops],
-            "storages": [{"name": each.name, "bytes": each.bytes, "role": each.role} for each in self.storages],
+            "storages": [{"name": item.name, "bytes": item.bytes, "role": item.role} for item in self.storages],
             "loss": self.loss,
             "gradients": self.gradients,
             "environment": {
@@ -390,7 +391,7 @@ def _op(content: dict[str, Any]) -> Op:
 
 
 def _check(graph: StepGraph) -> None:
-    """Refuse a graph that does not hang together: a name given twice, used before it is made, or not there at all."""
+    """Refuse an inconsistent graph: with a name given twice, used before it is made, or unknown."""
     _refuse_duplicates("op", (op.name for op in graph.ops))
     _refuse_duplicates("storage", (storage.name for storage in graph.storages))
     made = {name for op in graph.ops for name in op.outputs}

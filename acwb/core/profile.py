@@ -1,6 +1,6 @@
-"""What a step costs: a `Profile` is a step's graph with what was measured of it, and what follows from that.
+"""A profile: the graph of a step with the measured times and workspaces of its ops, as a value without torch.
 
-`profiling.profiler` fills it in. It needs no torch, so a step that was measured on one machine is planned on another.
+`acwb.profile` measures one; planners read it. A step that was measured on one machine can be planned on another.
 pandas is imported only where a frame is asked for.
 """
 
@@ -24,15 +24,18 @@ from acwb.units import format_bytes, format_seconds
 
 NODE_FILE = "profiler_stats_node_stats.csv"
 ACTIVATION_FILE = "profiler_stats_activation_stats.csv"
-LARGEST = 10
+LISTED_ACTIVATIONS = 10  # in the printed form
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a profile was taken: times mean little without it.
+    """The conditions under which a profile was measured.
 
     Attributes:
-        swapped: the step did not fit, and was measured op by op with storages swapped out.
+        processor: the name of the processor or accelerator.
+        threads: the number of torch's threads.
+        repeats: how often each op was timed.
+        swapped: whether storages were swapped out between phases, because the step did not fit in memory.
     """
 
     processor: str
@@ -47,15 +50,15 @@ class Conditions:
 
 @dataclass(frozen=True, repr=False)
 class Profile:
-    """A step's graph with what was measured of it; bytes are `int`, times seconds.
+    """The graph of a step with its measurements; bytes are `int`, times are seconds.
 
     Attributes:
-        seconds: how long each op takes.
-        workspace_bytes: what each op's kernel allocates beyond its outputs, and frees again.
-        swap_out_seconds: how long it takes to move each activation out of the device's memory.
-        swap_in_seconds: and back.
-        shortcuts: for each op whose shortcut was tried and gave the same bits, its seconds and its workspace in bytes.
+        seconds: the time of each op.
+        workspace_bytes: what each op's kernel allocates beyond its outputs, and frees before it returns.
+        swap_out_seconds: the time to move each activation out of the device's memory.
+        swap_in_seconds: the time to move each activation back into it.
         conditions: how it was measured.
+        rules: the seconds and the workspace bytes of each recompute rule that proved bitwise equal to its op, by op.
     """
 
     graph: StepGraph
@@ -75,21 +78,23 @@ class Profile:
             "swap_out_seconds": activations,
             "swap_in_seconds": activations,
         }.items():
-            odd = names ^ getattr(self, field).keys()
-            if odd:
-                raise AcwbError(f"The profile's {field} do not fit its graph: {sorted(odd)[0]} is in one of them only.")
-        odd = self.rules.keys() - {op.name for op in self.graph.ops if op.rule_inputs}
-        if odd:
-            raise AcwbError(f"The profile has a recompute rule for {sorted(odd)[0]}, but its graph has none.")
+            unmatched = names ^ getattr(self, field).keys()
+            if unmatched:
+                raise AcwbError(
+                    f"The profile's {field} do not fit its graph: {sorted(unmatched)[0]} is in one of them only."
+                )
+        unknown = self.rules.keys() - {op.name for op in self.graph.ops if op.rule_inputs}
+        if unknown:
+            raise AcwbError(f"The profile has a recompute rule for {sorted(unknown)[0]}, but its graph has none.")
 
     @cached_property
     def step_seconds(self) -> float:
-        """The time of the whole step, the sum of its ops."""
+        """The time of the step: the sum over its ops."""
         return sum(self.seconds.values())
 
     @cached_property
     def peak_rank(self) -> int:
-        """The op at which the captured step needs most memory, storages and workspace."""
+        """The rank of the op at which the captured step has its peak of storages and workspace."""
         total = [
             live + self.workspace_bytes[op.name] for live, op in zip(self.graph.live_bytes, self.graph.ops, strict=True)
         ]
@@ -97,7 +102,7 @@ class Profile:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The memory that the captured step needs at its peak, storages and workspace."""
+        """The peak memory of the captured step: live storages and workspace."""
         return self.graph.live_bytes[self.peak_rank] + self.workspace_bytes[self.graph.ops[self.peak_rank].name]
 
     @cached_property
@@ -107,25 +112,25 @@ class Profile:
         return hashlib.sha256(json.dumps(measured).encode()).hexdigest()[:16]
 
     def budget(self, reduction: float) -> int:
-        """The budget in bytes that lowers the peak above static by a part of it: 0.5 for half."""
+        """The budget in bytes that reduces the peak above static memory by a fraction: 0.5 halves it."""
         return self.graph.static_bytes + int((1 - reduction) * (self.peak_bytes - self.graph.static_bytes))
 
     def inactive_seconds(self, activation: Activation) -> float:
-        """How long an activation lies unused between the forward and the backward phase."""
+        """How long an activation is idle, between its last forward and its first backward use."""
         return self._clock[activation.first_backward_rank] - self._clock[activation.last_forward_rank + 1]
 
     def recompute_seconds(self, activation: Activation) -> float:
-        """How long it takes to make an activation again from the other ones."""
+        """The recomputation time of an activation, if all other activations are kept."""
         return sum(self.seconds[op] for op in self.graph.recomputation(activation.name))
 
     @cached_property
     def _clock(self) -> tuple[float, ...]:
-        """The time at which each op starts, and the end."""
+        """The time at which each op starts, and the end of the step."""
         return tuple(accumulate((self.seconds[op.name] for op in self.graph.ops), initial=0.0))
 
     @cached_property
     def nodes(self) -> "pandas.DataFrame":
-        """A row for each op. Active memory is the least it needs: what it reads, makes and its workspace."""
+        """One row per op. Active memory is its working set: inputs, outputs and workspace."""
         import pandas
 
         size = {storage.name: storage.bytes for storage in self.graph.storages}
@@ -151,12 +156,12 @@ class Profile:
 
     @cached_property
     def activations(self) -> "pandas.DataFrame":
-        """A row for each activation, in order of creation; the recompute ratio is bytes per second."""
+        """One row per activation, in order of creation; the recompute ratio is bytes per second of recomputation."""
         import pandas
 
         rows = []
         for activation in self.graph.activations:
-            again = self.recompute_seconds(activation)
+            seconds = self.recompute_seconds(activation)
             rows.append(
                 {
                     "activation_name": activation.name,
@@ -169,14 +174,14 @@ class Profile:
                     "inactive_time_ms": self.inactive_seconds(activation) * 1e3,
                     "swap_out_ms": self.swap_out_seconds[activation.name] * 1e3,
                     "swap_in_ms": self.swap_in_seconds[activation.name] * 1e3,
-                    "recomp_time_ms": again * 1e3,
-                    "recompute_ratio": activation.bytes / again if again else float("inf"),
+                    "recomp_time_ms": seconds * 1e3,
+                    "recompute_ratio": activation.bytes / seconds if seconds else float("inf"),
                 }
             )
         return pandas.DataFrame(rows)
 
     def to_csv(self, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
-        """Write the two frames into `folder`, both or neither, and return where they are."""
+        """Write the two frames as CSV files into `folder`, both or neither, and return their paths."""
         nodes, activations = Path(folder) / NODE_FILE, Path(folder) / ACTIVATION_FILE
         files.write_frames({nodes: self.nodes.drop(columns="new_bytes"), activations: self.activations})
         return nodes, activations
@@ -199,9 +204,9 @@ class Profile:
     def load(cls, path: str | os.PathLike[str], graph: StepGraph | None = None) -> "Profile":
         """Read a profile that `save` wrote; with `graph`, refuse one that was taken of another graph."""
         with files.open_saved(path, "Profile") as content:
-            found = StepGraph.of(content["graph"])
+            own = StepGraph.of(content["graph"])
             profile = cls(
-                graph=found if graph is None or graph.fingerprint != found.fingerprint else graph,  # which has a name
+                graph=own if graph is None or graph.fingerprint != own.fingerprint else graph,  # which has a name
                 seconds=content["seconds"],
                 workspace_bytes=content["workspace_bytes"],
                 swap_out_seconds=content["swap_out_seconds"],
@@ -210,11 +215,11 @@ class Profile:
                 rules={name: (seconds, size) for name, (seconds, size) in content["shortcuts"].items()},
             )
             stamp = content["fingerprint"]
-        if found.fingerprint != stamp:
+        if own.fingerprint != stamp:
             raise AcwbError(f"{path} was changed after it was saved: its graph is not the one that was measured.")
-        if graph is not None and graph.fingerprint != found.fingerprint:
+        if graph is not None and graph.fingerprint != own.fingerprint:
             raise AcwbError(
-                f"{path} was measured of another graph ({_described(found)}), not of this one ({_described(graph)}): "
+                f"{path} was measured of another graph ({_describe(own)}), not of this one ({_describe(graph)}): "
                 "profile this step."
             )
         return profile
@@ -224,7 +229,7 @@ class Profile:
         op = graph.ops[self.peak_rank]
         phases = {phase: sum(self.seconds[op.name] for op in graph.ops if op.phase is phase) for phase in Phase}
         live, workspace = self.graph.live_bytes[self.peak_rank], self.workspace_bytes[op.name]
-        largest = sorted(graph.activations, key=lambda activation: -activation.bytes)[:LARGEST]
+        largest = sorted(graph.activations, key=lambda activation: -activation.bytes)[:LISTED_ACTIVATIONS]
         lines = [
             f"Profile: {graph.title}, {environment.optimizer}, {environment.device}, torch {environment.torch}",
             *(f"  {text}" for text in environment.batch),
@@ -251,11 +256,11 @@ class Profile:
     def _line(self, activation: Activation) -> str:
         return (
             f"    {activation.name:<32.32}{format_bytes(activation.bytes):>12}  "
-            f"made again in {format_seconds(self.recompute_seconds(activation)):>10}, "
-            f"unused for {format_seconds(self.inactive_seconds(activation)):>12}  {activation.module}"
+            f"recompute {format_seconds(self.recompute_seconds(activation)):>10}, "
+            f"idle {format_seconds(self.inactive_seconds(activation)):>12}  {activation.module}"
         )
 
 
-def _described(graph: StepGraph) -> str:
+def _describe(graph: StepGraph) -> str:
     environment = graph.environment
     return ", ".join((graph.title, environment.optimizer, *environment.batch))

@@ -19,9 +19,9 @@ from acwb.planning.problem import PlanningProblem
 from acwb.planning.recompute_state import ChangeLog, runs_of_sites
 from acwb.units import format_bytes, parse_bytes
 
-BOUNDS = 24  # budgets for which a bound is proved
+BOUND_COUNT = 24  # budgets at which `Frontier.bounds` has a lower bound, beside the floor
 MAX_LISTED_STORAGES = 5  # in the message on an infeasible budget
-PROCESS_RESERVE = 400  # one part in so many: 1 to 5 MB beside 1 to 3 GB were measured, for Python, torch and pages
+PROCESS_RESERVE = 400  # one part in so many of the budget: processes needed 1 to 5 MB beside 1 to 3 GB of allocations
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,23 +37,23 @@ class Frontier:
 
     @property
     def profile(self) -> Profile:
-        """What it was made from."""
+        """The profile that was planned."""
         return self._problem.profile
 
     @property
     def baseline_bytes(self) -> int:
-        """The peak of the step without a plan, whatever is pinned."""
+        """The peak of the step without a plan, also with pins."""
         return self.profile.peak_bytes
 
     @property
     def floor_bytes(self) -> int:
-        """The least peak that was found."""
+        """The minimum feasible peak, as far as the search found one."""
         return self.points[-1].peak_bytes
 
     def at(self, budget: int | float | str) -> Plan:
         """The fastest plan whose peak is within `budget`: bytes, "1.5GiB", or "60%" of the peak without a plan.
 
-        Where it can, it leaves a little of the budget for what a process holds beside torch's allocator.
+        Where possible, a little of the budget is left for memory that a process needs beside torch's allocator.
         """
         size = parse_bytes(budget, self.baseline_bytes)
         reserve = 0 if size >= self.baseline_bytes else size // PROCESS_RESERVE
@@ -63,12 +63,12 @@ class Frontier:
         return self.plan(point, size)
 
     def point_within(self, size: int) -> FrontierPoint | None:
-        """The fastest point whose peak is at most `size`, to the byte."""
-        fitting = (point for point in self.points if point.peak_bytes <= size)  # from the fastest to the smallest
+        """The fastest point whose peak is at most `size` bytes, without any reserve."""
+        fitting = (point for point in self.points if point.peak_bytes <= size)  # the fastest first
         return next(fitting, None)
 
     def cheapest_within(self, overhead: float) -> Plan:
-        """The plan with the least peak that takes at most `overhead` more time: 0.05 is 5 %."""
+        """The plan with the least peak whose overhead is at most `overhead`: 0.05 is 5 % more time."""
         if isinstance(overhead, bool) or not isinstance(overhead, (int, float)) or not overhead >= 0:
             raise AcwbError(f"An overhead of {overhead!r} is not a fraction of the step's time: give 0.05 for 5 %.")
         limit = self.profile.step_seconds * (1 + overhead)
@@ -78,23 +78,23 @@ class Frontier:
         raise AcwbError(f"No plan takes at most {overhead:.1%} more time, because of what is pinned: give more.")
 
     def plan(self, point: FrontierPoint, budget: int | None = None) -> Plan:
-        """A point as a plan."""
+        """The plan of a point, with a budget to answer to if one is given."""
         schedule = with_frees(self._problem.graph, runs_of_sites(self._problem, point._sites))
         return Plan(self.profile, schedule, "frontier", budget, point.peak_bytes)
 
     def overhead(self, point: FrontierPoint) -> float:
-        """What a point takes longer than the step without a plan: 0.05 is 5 % more time."""
+        """The overhead of a point: 0.05 is 5 % more time than the step without a plan."""
         return point.seconds / self.profile.step_seconds - 1
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, float], ...]:
-        """What no plan can do better, proved, at budgets from the floor to the step without a plan: bytes, seconds."""
+        """Budgets in bytes, from the floor to the peak without a plan, each with a lower bound on the extra seconds."""
         low, high = self.floor_bytes, self.baseline_bytes
-        sizes = (low + (high - low) * number // BOUNDS for number in range(BOUNDS + 1))
+        sizes = (low + (high - low) * number // BOUND_COUNT for number in range(BOUND_COUNT + 1))
         return tuple((size, lower_bound(self.profile, size)) for size in sizes)
 
     def lower_bound_seconds(self, budget: int) -> float:
-        """The extra time that any plan within a budget takes at least: proved for the next larger one of `bounds`."""
+        """Lower bound on the extra seconds of any plan within a budget: that of the next larger one of `bounds`."""
         return next((seconds for size, seconds in self.bounds if size >= budget), 0.0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -134,12 +134,12 @@ class Frontier:
         return cls(problem, points)
 
     def infeasible(self, size: int) -> InfeasibleBudgetError:
-        """What to say of a budget that is below the floor."""
+        """The error for a budget below the floor: it names the floor, its op and the largest storages alive there."""
         timeline = self.plan(self.points[-1]).timeline
         op = timeline.peak_entry.op if isinstance(timeline.peak_entry, Run) else ""
         storage = self._problem.graph.storage
-        made = [name for name, _ in timeline.alive_at_peak if storage[name].role not in STATIC][:MAX_LISTED_STORAGES]
-        listed = ", ".join(f"{name} ({format_bytes(storage[name].bytes)})" for name in made)
+        alive = [name for name, _ in timeline.alive_at_peak if storage[name].role not in STATIC][:MAX_LISTED_STORAGES]
+        listed = ", ".join(f"{name} ({format_bytes(storage[name].bytes)})" for name in alive)
         return InfeasibleBudgetError(
             f"No plan fits in {format_bytes(size)} ({size:,} bytes): the least is {format_bytes(self.floor_bytes)} "
             f"({self.floor_bytes:,} bytes), at {op}, where {format_bytes(self._problem.graph.static_bytes)} of "
@@ -147,14 +147,14 @@ class Frontier:
             "batch.",
             self.floor_bytes,
             op,
-            tuple(made),
+            tuple(alive),
         )
 
     def __repr__(self) -> str:
         static, baseline = self._problem.graph.static_bytes, self.baseline_bytes
         lines = [
             f"Frontier: {len(self.points):,} plans from {format_bytes(baseline)} down to "
-            f"{format_bytes(self.floor_bytes)}, of which {format_bytes(static)} are there before the step",
+            f"{format_bytes(self.floor_bytes)}, of which {format_bytes(static)} are static memory",
             "  peak above static      peak      time",
         ]
         for percent in range(0, 100, 10):
@@ -179,12 +179,12 @@ STATIC = (Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.OPTIMIZER_STATE)
 
 
 def frontier(profile: Profile, keep: str | Iterable[str] = (), recompute: str | Iterable[str] = ()) -> Frontier:
-    """The whole trade-off between memory and time for a profiled step.
+    """The Pareto frontier of peak memory and time of a profiled step.
 
     Args:
-        profile: what `acwb.profile` gave, or a file of it.
+        profile: the result of `acwb.profile`, or of `Profile.load`.
         keep: activations that are never dropped, by op name, module path or regular expression.
-        recompute: activations that are always dropped and made again.
+        recompute: activations that are always dropped and recomputed.
 
     Example:
         >>> frontier = acwb.frontier(profile)

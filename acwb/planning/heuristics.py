@@ -1,6 +1,8 @@
-"""What people do without a planner: keep everything, recompute everything, every √n-th op, or all inside each block.
+"""Budget-oblivious heuristics: keep everything, recompute everything, √n segments, or all inside each block.
 
-None of them looks at sizes, times or a budget. Each discards a set of activations, which are made again just in time.
+None of them considers sizes, times or the budget, against which their plan is only checked. Each discards a set of
+activations, which are recomputed just in time. √n segments: Chen et al. 2016, "Training Deep Nets with Sublinear Memory
+Cost".
 """
 
 import math
@@ -13,45 +15,44 @@ from acwb.planning.plan import Plan
 
 
 def keep_all(profile: Profile, budget_bytes: int | None = None) -> Plan:
-    """The step as captured."""
+    """The plan that recomputes nothing: the step as captured."""
     return _plan_discarding(profile, "keep_all", set(), budget_bytes)
 
 
 def recompute_all(profile: Profile, budget_bytes: int | None = None) -> Plan:
-    """Every activation is made again from the inputs."""
-    return _plan_discarding(profile, "recompute_all", {each.name for each in profile.graph.activations}, budget_bytes)
+    """The plan that recomputes every activation, from the inputs of the step."""
+    everything = {activation.name for activation in profile.graph.activations}
+    return _plan_discarding(profile, "recompute_all", everything, budget_bytes)
 
 
 def sqrt_n(profile: Profile, budget_bytes: int | None = None) -> Plan:
-    """The forward phase in √n parts of equally many ops; only what crosses from one part to another is kept."""
+    """The plan that cuts the forward phase into √n segments of equally many ops and keeps only what crosses a cut."""
     graph = profile.graph
     forward = [rank for rank, op in enumerate(graph.ops) if op.phase is Phase.FORWARD and op.outputs]
     length = max(1, math.ceil(len(forward) / max(1, math.isqrt(len(forward)))))
-    part = {rank: position // length for position, rank in enumerate(forward)}
-    inside = {
-        each.name
-        for each in graph.activations
-        if all(
-            part.get(rank, part[each.creation_rank]) == part[each.creation_rank]
-            for rank in _forward_readers(graph, each)
-        )
-    }
+    segment = {rank: position // length for position, rank in enumerate(forward)}
+    inside = set()
+    for activation in graph.activations:
+        own = segment[activation.creation_rank]
+        if all(segment.get(rank, own) == own for rank in _forward_readers(graph, activation)):
+            inside.add(activation.name)
     return _plan_discarding(profile, "sqrt_n", inside, budget_bytes)
 
 
 def per_block(profile: Profile, budget_bytes: int | None = None) -> Plan:
-    """What one gets by wrapping every block: only what leaves a block is kept."""
+    """The plan of wrapping every block in a checkpoint: only what leaves a block is kept."""
     graph = profile.graph
     inside = set()
-    for each in graph.activations:
-        block = block_of(each.module)
-        if block and all(block_of(graph.ops[rank].module) == block for rank in _forward_readers(graph, each)):
-            inside.add(each.name)
+    for activation in graph.activations:
+        block = block_of(activation.module)
+        readers = _forward_readers(graph, activation)
+        if block and all(block_of(graph.ops[rank].module) == block for rank in readers):
+            inside.add(activation.name)
     return _plan_discarding(profile, "per_block", inside, budget_bytes)
 
 
 def block_of(module: str) -> str:
-    """The repeated part that a module belongs to: its path up to the last number ("layer3.4" of "layer3.4.conv2")."""
+    """The block that a module belongs to: its path up to the last number ("layer3.4" of "layer3.4.conv2"), or ""."""
     parts = module.split(".")
     numbered = [position for position, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: numbered[-1] + 1]) if numbered else ""

@@ -1,8 +1,9 @@
 """The planner of μ-TWO (Purandare et al., MLSys 2023, appendix A, algorithms B to G), as published.
 
-It takes activations one by one, by the longest idle time for swapping and by bytes per second for recomputing,
-whichever costs less, until its own simulation of memory is below the limit. That simulation leaves out what a
-recomputation needs meanwhile; `Plan.claimed_peak_bytes` is its word, `Plan.timeline` the exact one.
+It chooses activations one by one, by the longest idle time for swapping and by bytes per second for recomputation,
+whichever costs less, until its own simulation of memory is below the limit. That simulation ignores what recomputations
+need while they run: `Plan.claimed_peak_bytes` is the paper's own estimate, `Plan.timeline` the exact simulation.
+Swapping is simulation only: `acwb.plan` does not offer it, and the rewriter refuses it.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,16 @@ from acwb.planning.plan import Plan
 
 @dataclass
 class Candidate:
-    """An activation with what the paper knows of it; ranks are those of ops."""
+    """An activation with the attributes of the paper.
+
+    Attributes:
+        last_forward: the rank of its last forward use; `first_backward` and `last_backward` likewise.
+        inactive: the seconds for which it is idle.
+        swap: the seconds to swap it in.
+        sources: the activations from which it is recomputed.
+        recompute: the seconds to recompute it once.
+        total: the seconds of all recomputations that it causes.
+    """
 
     name: str
     size: int
@@ -37,7 +47,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Prefetch:
-    """A swap: the op before which it starts, and the time that the computation waits for it."""
+    """A swap-in: the rank of the op before which it starts, and the seconds that the computation waits for it."""
 
     tensor: Candidate
     prompt: int
@@ -47,13 +57,13 @@ class Prefetch:
 def mu_two(
     profile: Profile, budget_bytes: int | None = None, swap: bool = False, bytes_per_second: float | None = None
 ) -> Plan:
-    """The paper's plan for a budget.
+    """The plan of μ-TWO for a budget.
 
     Args:
-        profile: what `acwb.profile` gave.
-        budget_bytes: the limit; without one, every activation is chosen.
-        swap: whether activations may be swapped; they are only ever simulated.
-        bytes_per_second: how fast swapping is; by default as measured in the profile.
+        profile: the result of `acwb.profile`.
+        budget_bytes: the limit on the peak; without one, every activation is chosen.
+        swap: whether activations may be swapped; such a plan can be simulated, but not executed.
+        bytes_per_second: the bandwidth of swapping; by default as measured in the profile.
     """
     policy = MuTwoPolicy(profile, budget_bytes or 0, swap, bytes_per_second)
     policy.run()
@@ -61,7 +71,7 @@ def mu_two(
 
 
 def discard_sets(profile: Profile) -> Iterator[tuple[str, ...]]:
-    """What the paper recomputes when nothing is swapped, for smaller and smaller budgets."""
+    """The activations that μ-TWO recomputes without swapping, for smaller and smaller budgets."""
     policy = MuTwoPolicy(profile, 0, False, None)
     policy.run()
     names = tuple(policy.recomputed)
@@ -70,21 +80,21 @@ def discard_sets(profile: Profile) -> Iterator[tuple[str, ...]]:
 
 
 class MuTwoPolicy:
-    """Algorithm B with the state that it updates."""
+    """Algorithm B, and the state that it updates; the methods are named with the letters of the algorithms."""
 
     def __init__(self, profile: Profile, limit: int, swap: bool, bytes_per_second: float | None) -> None:
         self.profile = profile
         self.graph = profile.graph
         self.limit = limit
         self.swap = swap
-        self.candidates = {each.name: each for each in candidates_of(profile, bytes_per_second)}
+        self.candidates = {candidate.name: candidate for candidate in candidates_of(profile, bytes_per_second)}
         self.recomputed: dict[str, Candidate] = {}
         self.swapped: dict[str, Prefetch] = {}
         self.seconds = [profile.seconds[op.name] for op in self.graph.ops]
         self.active = active_bytes(profile)
 
     def run(self) -> None:
-        """B: choose until the simulated peak is below the limit, or nothing is left."""
+        """B: choose activations until the estimated peak is below the limit, or none is left."""
         while self.candidates and self.peak() >= self.limit:
             chosen = max(self.candidates.values(), key=lambda each: (each.ratio, -each.last_forward))
             prefetch = None
@@ -103,10 +113,10 @@ class MuTwoPolicy:
             self.swapped = {name: self.swap_overhead(each.tensor, name) for name, each in self.swapped.items()}
 
     def swap_overhead(self, tensor: Candidate, own: str = "") -> Prefetch:
-        """C: how far the swap-in can be hidden behind the ops before the tensor's first backward use."""
+        """C: how far the swap-in can be hidden behind the ops before the first backward use."""
         use = tensor.first_backward
-        again = self.recompute_seconds_at()
-        left = tensor.swap - again.get(use, 0.0)
+        recomputing = self.recompute_seconds_at()
+        left = tensor.swap - recomputing.get(use, 0.0)
         memory = self.memory()
         others = [each for name, each in self.swapped.items() if name != own]
         last = min((each.prompt for each in others), default=len(self.seconds))
@@ -119,18 +129,18 @@ class MuTwoPolicy:
             if memory[rank - 1] > self.limit:
                 return Prefetch(tensor, rank, left)
             rank -= 1
-            left -= self.seconds[rank] + again.get(rank, 0.0)
+            left -= self.seconds[rank] + recomputing.get(rank, 0.0)
         return Prefetch(tensor, rank, max(0.0, left))
 
     def recompute_seconds_at(self) -> dict[int, float]:
-        """The recomputation that is scheduled before each op."""
-        found: dict[int, float] = {}
-        for each in self.recomputed.values():
-            found[each.first_backward] = found.get(each.first_backward, 0.0) + each.recompute
-        return found
+        """The seconds of recomputation before each op."""
+        seconds: dict[int, float] = {}
+        for chosen in self.recomputed.values():
+            seconds[chosen.first_backward] = seconds.get(chosen.first_backward, 0.0) + chosen.recompute
+        return seconds
 
     def update_recomputed(self, chosen: Candidate) -> int:
-        """E: what was chosen for recomputation before, and takes the new one as a source, now takes the new one's."""
+        """E: in earlier choices that have the new one as a source, replace it by its own sources."""
         count = 1
         for each in self.recomputed.values():
             if chosen.name in each.sources:
@@ -140,7 +150,7 @@ class MuTwoPolicy:
         return count
 
     def update_candidates(self, chosen: Candidate, count: int) -> None:
-        """F: so do the remaining candidates, unless the new one is alive when they are needed; its sources cost."""
+        """F: replace it in candidates, too, unless it is alive when they are needed; and charge its own sources."""
         for each in self.candidates.values():
             alive = chosen.first_backward <= each.first_backward <= chosen.last_backward
             if chosen.name in each.sources and not alive:
@@ -152,7 +162,7 @@ class MuTwoPolicy:
                 each.total = count * each.recompute
 
     def memory(self) -> list[int]:
-        """G: the memory at every op, as the paper counts it."""
+        """G: the paper's estimate of the memory at every op."""
         change = [0] * (len(self.active) + 1)
         for activation in self.graph.activations:
             if activation.name not in self.recomputed and activation.name not in self.swapped:
@@ -161,18 +171,18 @@ class MuTwoPolicy:
         for prefetch in self.swapped.values():
             change[prefetch.prompt] += prefetch.tensor.size
             change[prefetch.tensor.first_backward] -= prefetch.tensor.size
-        found, waiting = [], 0
+        total, idle = [], 0
         for rank, active in enumerate(self.active):
-            waiting += change[rank]
-            found.append(active + waiting)
-        return found
+            idle += change[rank]
+            total.append(active + idle)
+        return total
 
     def peak(self) -> int:
-        """The peak, as the paper counts it."""
+        """The paper's estimate of the peak."""
         return max(self.memory())
 
     def schedule(self) -> Schedule:
-        """What was chosen, as a schedule: recomputation just in time, swaps around it."""
+        """The choices as a schedule: recomputation just in time, swaps around it."""
         entries: list[Entry] = list(just_in_time(self.graph, self.recomputed.keys()).entries)
         for prefetch in self.swapped.values():
             _insert_swap(self.graph, entries, prefetch)
@@ -180,7 +190,7 @@ class MuTwoPolicy:
 
 
 def _insert_swap(graph: StepGraph, entries: list[Entry], prefetch: Prefetch) -> None:
-    """Move a storage out after its last forward use, and back at its prompt, or before whoever reads it sooner."""
+    """Swap a storage out after its last forward use, and in at its prompt, or before an op that reads it sooner."""
     name, tensor = prefetch.tensor.name, prefetch.tensor
     out = entries.index(Run(graph.ops[tensor.last_forward].name)) + 1
     back = out
@@ -197,7 +207,7 @@ def _insert_swap(graph: StepGraph, entries: list[Entry], prefetch: Prefetch) -> 
 
 
 def candidates_of(profile: Profile, bytes_per_second: float | None = None) -> list[Candidate]:
-    """The candidates, with the sources and times that the paper starts from."""
+    """All activations as candidates, with the sources and times from which the algorithm starts."""
     graph = profile.graph
     activations = {activation.name for activation in graph.activations}
     found = []
@@ -225,14 +235,14 @@ def candidates_of(profile: Profile, bytes_per_second: float | None = None) -> li
 
 
 def active_bytes(profile: Profile) -> list[int]:
-    """What each op needs when everything that only waits between the phases is out of memory."""
+    """The memory of each op without the activations that are idle while it runs."""
     graph = profile.graph
     change = [0] * (len(graph.ops) + 1)
     for activation in graph.activations:
         change[activation.last_forward_rank + 1] -= activation.bytes
         change[activation.first_backward_rank] += activation.bytes
-    found, waiting = [], 0
+    active, change_so_far = [], 0
     for rank, op in enumerate(graph.ops):
-        waiting += change[rank]
-        found.append(graph.live_bytes[rank] + profile.workspace_bytes[op.name] + waiting)
-    return found
+        change_so_far += change[rank]
+        active.append(graph.live_bytes[rank] + profile.workspace_bytes[op.name] + change_so_far)
+    return active

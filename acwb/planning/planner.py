@@ -1,4 +1,7 @@
-"""Plans a profiled step for a budget with any of the planners; what does not fit is refused, not returned."""
+"""Plans a profiled step for a budget with any of the planners; a plan that does not fit is refused, not returned.
+
+To add a planner, write a function of a profile and a budget in bytes, and add it to `PLANNERS`.
+"""
 
 from collections.abc import Callable, Iterable
 
@@ -12,7 +15,7 @@ from acwb.planning.pins import resolve_pins
 from acwb.planning.plan import Plan
 from acwb.units import format_bytes, parse_bytes
 
-# Beside the frontier, which alone listens to pins. Those of the second line know no budget.
+# Beside the frontier, which alone supports pins. The heuristics from keep_all on ignore the budget.
 PLANNERS: dict[str, Callable[[Profile, int], Plan]] = {
     "mu_two": mu_two,
     "optimal": optimal,
@@ -33,12 +36,12 @@ def plan(
     """Decide what to keep and what to recompute, so that the step's peak is within `budget`.
 
     Args:
-        profile: what `acwb.profile` gave, or a file of it.
+        profile: the result of `acwb.profile`, or of `Profile.load`.
         budget: the peak of the whole step: bytes, "1.5GiB", or "60%" of the peak without a plan.
-        planner: "frontier"; "mu_two", the paper's; "optimal", for small steps; or a habit: "keep_all", "recompute_all",
-            "sqrt_n", "per_block".
+        planner: "frontier"; "mu_two", as published; "optimal", for small steps; or a heuristic: "keep_all",
+            "recompute_all", "sqrt_n", "per_block".
         keep: activations that are never dropped, by op name, module path or regular expression.
-        recompute: activations that are always dropped and made again.
+        recompute: activations that are always dropped and recomputed.
 
     Example:
         >>> plan = acwb.plan(profile, budget="1.5GiB")
@@ -47,17 +50,15 @@ def plan(
     if planner != "frontier" and planner not in PLANNERS:
         raise AcwbError(f"There is no planner {planner!r}: choose one of frontier, {', '.join(PLANNERS)}.")
     size = parse_bytes(budget, profile.peak_bytes)
-    pinned = resolve_pins(profile.graph, keep, recompute)
+    pins = resolve_pins(profile.graph, keep, recompute)
     if planner == "frontier":
-        return explore(profile, pinned).at(size)
-    if pinned.keep or pinned.recompute:
+        return explore(profile, pins).at(size)
+    if pins.keep or pins.recompute:
+        raise AcwbError(f"The planner {planner} does not support pins: use frontier, or leave keep and recompute out.")
+    candidate = PLANNERS[planner](profile, size)
+    if not candidate.fits:
         raise AcwbError(
-            f"The planner {planner} does not listen to pins: use frontier, or leave keep and recompute out."
+            f"The plan of {planner} needs {format_bytes(candidate.timeline.peak_bytes)}, more than the budget of "
+            f"{format_bytes(size)} (it claims {format_bytes(candidate.claimed_peak_bytes)}): use frontier."
         )
-    found = PLANNERS[planner](profile, size)
-    if not found.fits:
-        raise AcwbError(
-            f"The plan of {planner} needs {format_bytes(found.timeline.peak_bytes)}, more than the budget of "
-            f"{format_bytes(size)} (it claims {format_bytes(found.claimed_peak_bytes)}): use frontier."
-        )
-    return found
+    return candidate

@@ -37,7 +37,7 @@ def chain() -> StepGraph:
     )
 
 
-def test_what_is_derived_from_a_hand_drawn_step() -> None:
+def test_users_makers_and_activations_of_a_hand_drawn_step() -> None:
     graph = chain()
     assert graph.activations == (Activation("a", 32, "a", "first", 0, 2, 4, 4),)
     assert graph.users["a"] == (1, 2, 4)
@@ -55,7 +55,7 @@ def test_the_report_names_phases_activations_and_roles() -> None:
     assert all(role in text for role in Role)
 
 
-def test_a_round_trip_is_equal(tmp_path: Path) -> None:
+def test_a_graph_goes_to_a_file_and_back_unchanged(tmp_path: Path) -> None:
     captured = acwb.models.tiny_bert()
     step = acwb.trace(captured)
     for graph in (chain(), step.graph):
@@ -95,7 +95,7 @@ def test_a_tampered_file_is_refused(tmp_path: Path) -> None:
         StepGraph.load(tmp_path / "graph.json")
 
 
-def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_save_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(acwb.AcwbError, match="No such file or directory"):
         chain().save(tmp_path / "missing" / "graph.json")
     (tmp_path / "folder").mkdir()
@@ -113,7 +113,7 @@ def changed(position: int, **fields: object) -> StepGraph:
     return dataclasses.replace(graph, ops=tuple(ops))
 
 
-def test_a_graph_that_does_not_hang_together_is_refused() -> None:
+def test_an_inconsistent_graph_is_refused() -> None:
     for position, fields, message in [
         (1, {"name": "a"}, "op name 'a' is given 2 times"),
         (1, {"inputs": ("g",)}, "uses storage g, which no earlier op makes"),

@@ -40,7 +40,7 @@ def test_activations_by_hand() -> None:
     frame = drawn().activations
     assert list(frame.columns) == ACTIVATION_COLUMNS.split()
     rows = frame.drop(columns="module").to_dict("split")["data"]
-    # d is made again from a: b, c, d, 14 s. It lies idle while `one` runs, a while d, loss, one and gd run.
+    # d is recomputed from a: b, c, d, 14 s. It is idle while `one` runs, a while d, loss, one and gd run.
     assert rows == [
         ["a", 10, 0, 2, 7, 7, 120_000.0, 500.0, 500.0, 1000.0, 10.0],
         ["d", 5, 3, 4, 6, 6, 32_000.0, 250.0, 250.0, 14_000.0, 5 / 14],
@@ -63,7 +63,7 @@ def test_the_report_has_time_by_phase_the_peak_and_the_largest_activations() -> 
     lines = repr(drawn()).splitlines()
     assert "step  255,000.0 ms: forward 31,000.0 ms, backward 224,000.0 ms, optimizer 0.0 ms" in lines[2]
     assert "in the forward phase at c" in lines[3]
-    assert [line.split()[0] for line in lines if "made again" in line] == ["a", "d"]
+    assert [line.split()[0] for line in lines if "recompute " in line] == ["a", "d"]
 
 
 @given(steps())
@@ -75,7 +75,7 @@ def test_live_bytes_from_lifetimes_are_those_of_the_simulator(graph: StepGraph) 
 
 
 @given(steps())
-def test_a_recomputation_has_what_just_in_time_runs_again(graph: StepGraph) -> None:
+def test_a_recomputation_has_the_ops_that_just_in_time_recomputes(graph: StepGraph) -> None:
     for activation in graph.activations:
         schedule = just_in_time(graph, {activation.name})
         again = {entry.op for entry in schedule.entries if isinstance(entry, Run) and entry.copy}
@@ -83,14 +83,14 @@ def test_a_recomputation_has_what_just_in_time_runs_again(graph: StepGraph) -> N
         assert all(graph.op(name).view for name in more)  # of the activation, for who reads it so
 
 
-def test_a_file_and_back_is_the_same(tmp_path: Path) -> None:
+def test_a_profile_goes_to_a_file_and_back_unchanged(tmp_path: Path) -> None:
     profile = drawn()
     profile.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json") == profile
     assert Profile.load(tmp_path / "profile.json", profile.graph) == profile
 
 
-def test_two_tables_with_their_columns(tmp_path: Path) -> None:
+def test_both_csv_files_have_their_columns(tmp_path: Path) -> None:
     paths = drawn().to_csv(tmp_path)
     assert [path.name for path in paths] == [NODE_FILE, ACTIVATION_FILE]
     nodes, activations = (pandas.read_csv(path) for path in paths)
@@ -126,7 +126,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
             Profile.load(path)
 
 
-def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_save_leaves_no_files_behind(tmp_path: Path) -> None:
     with pytest.raises(acwb.AcwbError, match="Choose a folder that exists"):
         drawn().to_csv(tmp_path / "missing")
     with pytest.raises(acwb.AcwbError, match="Choose a folder that exists"):

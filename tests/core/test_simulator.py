@@ -21,7 +21,7 @@ from support.toy_graphs import Line, draw, profiled, recomputing_runs, steps, wi
 BACKWARD: list[Line] = [("B", "one", "", 1)]
 
 
-def told(graph: StepGraph, discard: set[str] | None = None) -> list[tuple[str, int]]:
+def timeline_of(graph: StepGraph, discard: set[str] | None = None) -> list[tuple[str, int]]:
     """The whole timeline in short: "a" runs op a, "a'" runs it again, "-a" frees storage a; and the bytes after it."""
     schedule = just_in_time(graph, discard or set())
     timeline = simulate(profiled(graph), schedule)
@@ -39,40 +39,40 @@ def chain() -> StepGraph:
     return draw({"x": 2, "w": 7}, [*lines, *BACKWARD, *back], "loss", {"w": "ga"})
 
 
-def test_a_chain() -> None:
-    assert told(chain()) == [
+def test_the_timeline_of_a_chain_is_that_by_hand() -> None:
+    assert timeline_of(chain()) == [
         ("a", 19), ("b", 39), ("c", 79), ("loss", 80), ("one", 81), ("gc", 121), ("-c", 81), ("-one", 80),
         ("gb", 100), ("-b", 80), ("-gc", 40), ("ga", 47), ("-a", 37), ("-gb", 17),
     ]  # fmt: skip
 
 
-def test_a_chain_with_a_recomputation() -> None:
-    assert told(chain(), {"b"}) == [
+def test_the_timeline_with_a_recomputation_is_that_by_hand() -> None:
+    assert timeline_of(chain(), {"b"}) == [
         ("a", 19), ("b", 39), ("c", 79), ("-b", 59), ("loss", 60), ("one", 61), ("gc", 101), ("-c", 61), ("-one", 60),
         ("b'", 80), ("gb", 100), ("-gc", 60), ("-b'", 40), ("ga", 47), ("-a", 37), ("-gb", 17),
     ]  # fmt: skip
 
 
-def test_recomputing_everything_runs_the_chain_again_and_keeps_what_is_needed_later() -> None:
-    assert [name for name, _ in told(chain(), {"a", "b", "c"})] == [
+def test_recomputing_everything_keeps_what_later_ops_need() -> None:
+    assert [name for name, _ in timeline_of(chain(), {"a", "b", "c"})] == [
         "a", "b", "-a", "c", "-b", "loss", "-c", "one",
         "a'", "b'", "c'", "gc", "-one", "-c'", "gb", "-b'", "-gc", "ga", "-a'", "-gb",
     ]  # fmt: skip
 
 
-def test_a_diamond_and_a_residual() -> None:
+def test_the_timeline_of_a_residual_block_is_that_by_hand() -> None:
     lines: list[Line] = [
         ("F", "a", "x w", 8), ("F", "left", "a", 8), ("F", "right", "a", 4), ("F", "sum", "left right", 8),
         ("F", "out", "sum a", 8), ("F", "loss", "out", 1),
     ]  # fmt: skip
     back: list[Line] = [("B", "gs", "one sum", 8), ("B", "ga", "gs a", 5)]
     graph = draw({"x": 1, "w": 5}, [*lines, *BACKWARD, *back], "loss", {"w": "ga"})
-    assert told(graph) == [
+    assert timeline_of(graph) == [
         ("a", 14), ("left", 22), ("right", 26), ("sum", 34), ("-left", 26), ("-right", 22),
         ("out", 30), ("loss", 31), ("-out", 23), ("one", 24),
         ("gs", 32), ("-sum", 24), ("-one", 23), ("ga", 28), ("-a", 20), ("-gs", 12),
     ]  # fmt: skip
-    assert [name for name, _ in told(graph, {"sum"})][10:] == [
+    assert [name for name, _ in timeline_of(graph, {"sum"})][10:] == [
         "one", "left'", "right'", "sum'", "-left'", "-right'", "gs", "-one", "-sum'", "ga", "-a", "-gs",
     ]  # fmt: skip
 
@@ -81,32 +81,32 @@ def test_a_view_of_a_view_keeps_its_base_and_follows_its_copy() -> None:
     lines: list[Line] = [("F", "a", "x w", 8), ("F", "v", "a", None), ("F", "vv", "v", None), ("F", "loss", "vv", 1)]
     back: list[Line] = [("B", "g", "one vv", 5)]
     graph = draw({"x": 1, "w": 5}, [*lines, *BACKWARD, *back], "loss", {"w": "g"})
-    assert told(graph) == [
+    assert timeline_of(graph) == [
         ("a", 14), ("v", 14), ("vv", 14), ("loss", 15), ("one", 16), ("g", 21), ("-a", 13), ("-one", 12),
     ]  # fmt: skip
-    assert told(graph, {"a"}) == [
+    assert timeline_of(graph, {"a"}) == [
         ("a", 14), ("v", 14), ("vv", 14), ("loss", 15), ("-a", 7), ("one", 8),
         ("a'", 16), ("v'", 16), ("vv'", 16), ("g", 21), ("-one", 20), ("-a'", 12),
     ]  # fmt: skip
 
 
-def test_an_op_with_several_outputs() -> None:
+def test_each_of_several_outputs_has_its_own_live_range() -> None:
     lines: list[Line] = [("F", "n", "x w", (8, 2, 4)), ("F", "r", "n:0", 8), ("F", "loss", "r", 1)]
     back: list[Line] = [("B", "gr", "one r", 8), ("B", "gn", "gr n:1", 5)]
     graph = draw({"x": 1, "w": 5}, [*lines, *BACKWARD, *back], "loss", {"w": "gn"})
-    assert told(graph) == [
+    assert timeline_of(graph) == [
         ("n", 20), ("-n:2", 16), ("r", 24), ("-n:0", 16), ("loss", 17), ("one", 18),
         ("gr", 26), ("-r", 18), ("-one", 17), ("gn", 22), ("-n:1", 20), ("-gr", 12),
     ]  # fmt: skip
     # Running n again makes n:1 again, too, so the first one is not kept for the backward phase.
-    assert told(graph, {"r"}) == [
+    assert timeline_of(graph, {"r"}) == [
         ("n", 20), ("-n:1", 18), ("-n:2", 14), ("r", 22), ("-n:0", 14), ("loss", 15), ("-r", 7), ("one", 8),
         ("n'", 22), ("-n:2'", 18), ("r'", 26), ("-n:0'", 18), ("gr", 26), ("-one", 25), ("-r'", 17),
         ("gn", 22), ("-n:1'", 20), ("-gr", 12),
     ]  # fmt: skip
 
 
-def test_the_two_curves_roles_time_and_the_peak() -> None:
+def test_the_peak_counts_workspace_and_roles_add_up() -> None:
     graph = chain()
     timeline = simulate(profiled(graph, {"loss": 500, "ga": 60}), just_in_time(graph))
     assert (timeline.peak_bytes, timeline.tensor_peak_bytes, timeline.seconds) == (580, 121, 8.0)
@@ -131,12 +131,17 @@ def test_a_storage_that_the_optimizer_holds_lives_until_it_lets_go() -> None:
         ("O", "u", "g", 3),
     ]
     graph = draw({"x": 1, "w": 5}, lines, "loss", {"w": "g"})
-    assert told(graph)[-4:] == [("t", 18), ("-t", 12), ("u", 15), ("-u", 12)]
+    assert timeline_of(graph)[-4:] == [("t", 18), ("-t", 12), ("u", 15), ("-u", 12)]
     ops = [*graph.ops[:-1], dataclasses.replace(graph.ops[-1], holds=("t",))]
-    assert told(dataclasses.replace(graph, ops=tuple(ops)))[-4:] == [("t", 18), ("u", 21), ("-t", 15), ("-u", 12)]
+    assert timeline_of(dataclasses.replace(graph, ops=tuple(ops)))[-4:] == [
+        ("t", 18),
+        ("u", 21),
+        ("-t", 15),
+        ("-u", 12),
+    ]
 
 
-def test_swapping_is_two_more_entries() -> None:
+def test_a_swap_lowers_the_peak_and_its_stall_takes_time() -> None:
     graph = chain()
     entries = list(just_in_time(graph).entries)
     entries.insert(entries.index(Run("loss")), SwapOut("b"))
@@ -175,7 +180,7 @@ def test_a_view_of_an_older_copy_is_refused() -> None:
         simulate(profiled(graph), with_frees(graph, [run for run in runs if run != Run("v", 1)]))
 
 
-def test_a_schedule_that_makes_nothing() -> None:
+def test_a_schedule_of_views_allocates_nothing() -> None:
     lines: list[Line] = [("F", "v", "w", None), ("F", "loss", "v", 1), *BACKWARD, ("B", "g", "one", 5)]
     graph = draw({"w": 5}, lines, "loss", {"w": "g"})
     assert simulate(profiled(graph), Schedule((Run("v"),))).tensor_bytes == (5,)
@@ -259,7 +264,7 @@ def test_random_schedules_agree_with_reference_counts(graph: StepGraph, data: so
 
 
 @given(steps(), some.data())
-def test_random_recomputations_hang_together(graph: StepGraph, data: some.DataObject) -> None:
+def test_random_recomputations_conserve_bytes_and_order(graph: StepGraph, data: some.DataObject) -> None:
     names = [activation.name for activation in graph.activations]
     discard = data.draw(some.sets(some.sampled_from(names))) if names else set()
     schedule = just_in_time(graph, discard)
@@ -309,11 +314,11 @@ def test_the_curve_of_every_optimizer_is_the_measured_one(optimizer: acwb.models
 
 
 @pytest.mark.parametrize("name", ["resnet18", "tiny_bert", "tiny_encoder"])
-def test_the_curve_of_a_subject_is_the_measured_one(name: str) -> None:
+def test_the_curve_of_a_small_model_is_the_measured_one(name: str) -> None:
     assert_whole_curve(getattr(acwb.models, name)(batch_size=2))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet152", "bert", "encoder"])
-def test_the_curve_of_a_real_subject_is_the_measured_one(name: str) -> None:
+def test_the_curve_of_a_real_model_is_the_measured_one(name: str) -> None:
     assert_whole_curve(getattr(acwb.models, name)(batch_size=2))

@@ -22,7 +22,7 @@ def example() -> Profile:
     return dataclasses.replace(profile, seconds={**profile.seconds, "c": 8.0})
 
 
-def told(policy: MuTwoPolicy) -> dict[str, tuple[set[str], float, float]]:
+def costs_of(policy: MuTwoPolicy) -> dict[str, tuple[set[str], float, float]]:
     """Sources, recompute time and total of every tensor."""
     both = {**policy.candidates, **policy.recomputed}
     return {name: (each.sources, each.recompute, each.total) for name, each in sorted(both.items())}
@@ -39,14 +39,14 @@ def choose(policy: MuTwoPolicy, name: str) -> int:
 
 def test_every_update_of_the_worked_example() -> None:
     policy = MuTwoPolicy(example(), 0, False, None)
-    assert told(policy) == {"a": (set(), 1, 1), "b": ({"a"}, 1, 1), "c": ({"b"}, 8, 8)}
+    assert costs_of(policy) == {"a": (set(), 1, 1), "b": ({"a"}, 1, 1), "c": ({"b"}, 8, 8)}
     assert {name: each.ratio for name, each in policy.candidates.items()} == {"a": 10, "b": 20, "c": 5}
     # b has the best ratio. c took it as its source, and now takes b's source a and b's time. a serves b: one time.
     assert choose(policy, "b") == 1
-    assert told(policy) == {"a": (set(), 1, 1), "b": ({"a"}, 1, 1), "c": ({"a"}, 9, 9)}
+    assert costs_of(policy) == {"a": (set(), 1, 1), "b": ({"a"}, 1, 1), "c": ({"a"}, 9, 9)}
     # Then a (10 against 40/9). E: b loses its source and takes a's time; its total stays 1, the paper's omission.
     assert choose(policy, "a") == 2
-    assert told(policy) == {"a": (set(), 1, 1), "b": (set(), 2, 1), "c": (set(), 10, 10)}
+    assert costs_of(policy) == {"a": (set(), 1, 1), "b": (set(), 2, 1), "c": (set(), 10, 10)}
     assert choose(policy, "c") == 1
 
 
@@ -67,7 +67,7 @@ def test_a_source_that_is_alive_stays_a_source() -> None:
     ]  # fmt: skip
     policy = MuTwoPolicy(profiled(draw({"x": 2, "w": 7}, lines, "loss", {"w": "ga"})), 0, False, None)
     choose(policy, "a")
-    assert told(policy)["b"] == ({"a"}, 1, 1)  # a is needed, and so made again, where b is
+    assert costs_of(policy)["b"] == ({"a"}, 1, 1)  # a is needed, and so made again, where b is
 
 
 def test_swapping_is_chosen_where_it_hides_behind_other_work() -> None:

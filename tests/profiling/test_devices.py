@@ -57,7 +57,7 @@ def test_swapping_gives_memory_back_and_returns_the_same_bits() -> None:
     assert torch.equal(view, before.view(10, 100)[3])
 
 
-def test_room_that_is_not_needed_any_more_is_used_again() -> None:
+def test_the_swap_file_reuses_released_space() -> None:
     space = FileSwapSpace()
     values = {name: torch.full((1000,), number, dtype=torch.uint8) for number, name in enumerate("abc")}
     for name in "ab":

@@ -27,7 +27,7 @@ def traced(subject: Subject) -> acwb.TracedStep:
 
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("name", sorted(MAKERS))
-def test_profiling_changes_nothing(name: str, swap: bool) -> None:
+def test_profiling_leaves_model_optimizer_and_rng_unchanged(name: str, swap: bool) -> None:
     subject = MAKERS[name]()
     step = traced(subject)
     loss = step.run()
@@ -208,7 +208,7 @@ def _peak_of_profiling(make: Callable[[], Subject]) -> tuple[int, int]:
 @pytest.mark.parametrize("repeats", [0, -1, 1.5, True, "3", None])
 def test_repeats_must_be_a_whole_number_from_one(repeats: object) -> None:
     step = traced(MAKERS["batch_norm"]())
-    with pytest.raises(acwb.AcwbError, match="repeats is .*: give a whole number of at least 1"):
+    with pytest.raises(acwb.AcwbError, match=r"repeats is .*: give a whole number of at least 1"):
         acwb.profile(step, repeats=repeats)  # type: ignore[arg-type]
 
 
