@@ -44,6 +44,6 @@ def test_another_optimizer_may_be_asked_for() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, "4"])
-def test_a_size_that_is_no_size_is_refused(size: object) -> None:
+def test_an_invalid_size_is_refused(size: object) -> None:
     with pytest.raises(acwb.AcwbError, match=f"batch_size is {size!r}"):
         acwb.models.resnet152(batch_size=size)

@@ -1,4 +1,4 @@
-"""A step happens whole or not at all."""
+"""A step is all or nothing: an interrupt rolls it back, or is deferred to its end."""
 
 import os
 import signal
@@ -90,7 +90,7 @@ def test_an_interrupt_while_the_optimizer_runs_waits_for_its_end() -> None:
     assert differences([snapshot(subject, expected["loss"])], [expected]) == []
 
 
-def test_an_interrupt_that_waits_comes_at_the_end() -> None:
+def test_a_deferred_interrupt_is_raised_at_the_end() -> None:
     done = []
 
     def work() -> None:

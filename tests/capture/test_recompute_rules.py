@@ -1,4 +1,4 @@
-"""Shortcuts: each gives the bits of the op that it stands in for, is measured, and is a run like others."""
+"""Recompute rules: each is bitwise equal to the op that it recomputes, is timed, and is simulated as a run."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ SHAPES = [(16, 64, 28, 28), (4, 10, 5, 5), (2, 7, 3), (64, 37)]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_batch_norm_from_its_statistics(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_batch_norm_is_recomputed_bitwise_from_its_statistics(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(shape, generator=generator) * 3 + 1).to(dtype)
     precision = torch.float64 if dtype is torch.float64 else torch.float32
@@ -28,11 +28,11 @@ def test_batch_norm_from_its_statistics(shape: tuple[int, ...], dtype: torch.dty
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_dropout_from_its_mask(shape: tuple[int, ...], p: float) -> None:
+def test_dropout_is_recomputed_bitwise_from_its_mask(shape: tuple[int, ...], p: float) -> None:
     assert_same(aten.native_dropout.default, (torch.randn(shape), p, True))
 
 
-def test_pooling_from_its_indices() -> None:
+def test_pooling_is_recomputed_bitwise_from_its_indices() -> None:
     assert_same(aten.max_pool2d_with_indices.default, (torch.randn(3, 5, 17, 17), [3, 3], [2, 2], [1, 1]))
 
 
@@ -56,7 +56,7 @@ def test_rules_do_not_apply_where_they_would_not_hold() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny_resnet", "tiny_bert"])
-def test_every_shortcut_of_a_subject_is_tried_and_exact(name: str) -> None:
+def test_every_recompute_rule_of_a_subject_is_profiled_and_bitwise_equal(name: str) -> None:
     subject = getattr(acwb.models, name)()
     step = acwb.trace(subject)
     profile = acwb.profile(step, repeats=1)
@@ -65,7 +65,7 @@ def test_every_shortcut_of_a_subject_is_tried_and_exact(name: str) -> None:
     assert all(seconds > 0 for seconds, _ in profile.rules.values())
 
 
-def test_a_shortcut_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recompute_rule_that_is_not_bitwise_equal_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     target = aten._native_batch_norm_legit_functional.default
     wrong = dataclasses.replace(RULES[target], kernel=lambda _, results: torch.nextafter(results[0], results[0] + 1))
     monkeypatch.setitem(RULES, target, wrong)
@@ -74,7 +74,7 @@ def test_a_shortcut_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch)
     assert acwb.profile(step, repeats=1).rules.keys() == {"max_pool2d_with_indices"}
 
 
-def test_a_short_run_reads_the_kept_part_and_makes_the_first_one() -> None:
+def test_a_run_by_rule_reads_the_kept_outputs_and_recomputes_the_first_one() -> None:
     lines: list[Line] = [
         ("F", "a", "x w", 8), ("F", "n", "a", (8, 2)), ("F", "loss", "n:0", 1),
         ("B", "one", "", 1), ("B", "g", "one n:0 n:1", 5),

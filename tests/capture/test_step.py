@@ -1,4 +1,4 @@
-"""Running a captured step: what it frees, what it costs in memory, and that nothing is left behind."""
+"""Running a captured step: when it frees tensors, its peak memory, and that it leaks nothing."""
 
 import gc
 
@@ -45,7 +45,7 @@ def test_autocast_around_a_run_changes_nothing() -> None:
     assert torch.equal(loss, steps[1].run())
 
 
-def test_many_runs_leave_nothing_behind() -> None:
+def test_many_runs_leak_no_memory() -> None:
     subject = MAKERS["attention"]()
     step = acwb.trace(subject)
     step.run()

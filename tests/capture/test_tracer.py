@@ -1,4 +1,4 @@
-"""A captured step does to the bit what eager PyTorch does."""
+"""A captured step is bitwise equal to eager PyTorch."""
 
 import copy
 
@@ -43,7 +43,7 @@ def test_real_subjects_train_as_in_eager(name: str) -> None:
     assert_equal_training(make(batch_size=4), make(batch_size=4))
 
 
-def test_the_oracle_sees_one_bit() -> None:
+def test_the_bitwise_oracle_detects_a_single_bit() -> None:
     eager, other = MAKERS["batch_norm"](), MAKERS["batch_norm"]()
     parameter = next(other.model.parameters())
     with torch.no_grad():
@@ -88,7 +88,7 @@ def test_a_learning_rate_schedule_and_clipping_hook_work_as_in_eager() -> None:
     assert schedule.get_last_lr() == [momentum([torch.zeros(1)]).defaults["lr"] / 8]
 
 
-def test_other_batches_of_the_same_form_are_run() -> None:
+def test_other_batches_of_the_same_spec_are_run() -> None:
     eager, captured = MAKERS["batch_norm"](), MAKERS["batch_norm"]()
     step = acwb.trace(captured)
     for seed in range(3):
@@ -100,7 +100,7 @@ def test_other_batches_of_the_same_form_are_run() -> None:
         assert torch.equal(step.run(batch), loss.detach())
 
 
-def test_a_model_restored_from_a_checkpoint_is_seen() -> None:
+def test_a_run_uses_weights_that_were_loaded_after_the_capture() -> None:
     eager, captured = MAKERS["batch_norm"](), MAKERS["batch_norm"]()
     step = acwb.trace(captured)
     train(eager, eager.eager_step)
@@ -110,7 +110,7 @@ def test_a_model_restored_from_a_checkpoint_is_seen() -> None:
     assert differences(train(captured, step.run), expected) == []
 
 
-def test_capture_changes_nothing() -> None:
+def test_capture_leaves_model_optimizer_and_random_state_unchanged() -> None:
     for name in ("dropouts", "state_in_buffers_and_attributes", "autocast_casting_a_weight_several_times"):
         subject, untouched = MAKERS[name](), MAKERS[name]()
         random_state = torch.get_rng_state()

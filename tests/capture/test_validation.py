@@ -1,4 +1,4 @@
-"""Bad input gets one clear sentence, and changes nothing."""
+"""Invalid models, batches and losses are refused with one clear sentence, and nothing is changed."""
 
 import random
 from collections.abc import Callable
@@ -320,7 +320,7 @@ def test_a_failed_capture_can_be_followed_by_a_good_one() -> None:
     assert acwb.trace(model, (INPUT,), total).run().isfinite()
 
 
-def test_surroundings_in_which_nothing_trains_are_refused() -> None:
+def test_capture_inside_autocast_or_inference_mode_is_refused() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(acwb.AcwbError, match="inside loss_fn"):
         acwb.trace(linear(), (INPUT,), total)
     with torch.inference_mode(), pytest.raises(acwb.AcwbError, match="inference_mode"):
@@ -396,7 +396,7 @@ def test_a_run_where_nothing_trains_is_refused() -> None:
         step.run()
 
 
-def test_what_a_forward_pass_leaves_in_the_model_is_taken_out_again() -> None:
+def test_attributes_that_a_forward_pass_leaves_in_the_model_are_removed() -> None:
     def leaving(m: Any, x: torch.Tensor) -> torch.Tensor:
         y = m.linear(x)
         m.listed.append(y)

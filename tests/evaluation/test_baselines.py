@@ -1,4 +1,4 @@
-"""Every method trains the same tensors: what it gives is what plain PyTorch gives, or it is known what is wrong."""
+"""Every method trains the same tensors: its results are bitwise equal to eager's, or the known differences."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ from acwb.subject import Subject
         baselines.op_policy,
     ],
 )
-def test_without_batch_norm_all_are_equal_to_the_bit(method: subject.StepBuilder) -> None:
+def test_without_batch_norm_all_methods_are_bitwise_equal_to_eager(method: subject.StepBuilder) -> None:
     subject = acwb.models.tiny_encoder()
     assert compare(subject, method(subject.twin()), iterations=2)
 
@@ -39,7 +39,7 @@ def test_per_block_saves_memory_and_updates_batch_norm_twice() -> None:
 
 
 @pytest.mark.parametrize("method", [baselines.per_block, baselines.sqrt_n, baselines.op_policy])
-def test_blocks_are_really_run_again(method: subject.StepBuilder) -> None:
+def test_checkpointed_blocks_are_recomputed(method: subject.StepBuilder) -> None:
     twin = acwb.models.tiny_resnet().twin()
     runs: list[str] = []
     twin.model.layer1[0].conv1.register_forward_hook(lambda *_: runs.append("run"))
@@ -47,7 +47,7 @@ def test_blocks_are_really_run_again(method: subject.StepBuilder) -> None:
     assert len(runs) == 2
 
 
-def test_a_memory_budget_is_taken_and_each_has_its_own() -> None:
+def test_memory_budgets_of_two_compiled_steps_lead_to_different_peaks() -> None:
     from acwb.evaluation.memory import allocated_growth
 
     subject = _wide()
@@ -61,7 +61,7 @@ def test_a_memory_budget_is_taken_and_each_has_its_own() -> None:
     assert peaks[0.2] != peaks[1.0]  # it may well be higher: the knob is not a budget
 
 
-def test_a_twin_shares_tensors_and_nothing_else() -> None:
+def test_a_twin_shares_tensors_but_not_modules() -> None:
     subject = acwb.models.tiny_resnet()
     twin = subject.twin()
     for mine, theirs in zip(subject.model.parameters(), twin.model.parameters(), strict=True):

@@ -1,4 +1,4 @@
-"""A sweep: measured beside predicted, continued where it stopped, with what does not fit recorded as such."""
+"""A sweep: measured beside predicted, resumed where it stopped, with batch sizes that do not fit recorded as such."""
 
 import json
 from dataclasses import replace
@@ -82,7 +82,7 @@ def test_a_folder_is_made_before_anything_is_measured(tmp_path: Path, monkeypatc
     assert acwb.Sweep.load(tmp_path / "new" / "sweep.json").points == (point,)
 
 
-def test_what_does_not_fit_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_size_that_does_not_fit_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (batch_sweep, measurement):  # the cap and the peaks are those of fresh processes
         monkeypatch.setattr(module, "run_in_fresh_process", in_this_process)
     found = acwb.sweep(make, [128], reduction=0.4, memory="100MiB", rounds=1)
@@ -115,7 +115,7 @@ def test_a_budget_below_the_floor_is_recorded() -> None:
 
 
 @pytest.mark.usefixtures("measured_here")
-def test_the_floor_may_stand_for_a_budget_below_it() -> None:
+def test_an_infeasible_budget_may_be_replaced_by_the_floor() -> None:
     found = acwb.sweep(make, [4], budget="2MiB", or_floor=True, rounds=1)
     (point,) = found.points
     assert point.planned.problem == ""

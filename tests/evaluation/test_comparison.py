@@ -1,4 +1,4 @@
-"""The side-by-side on a tiny subject: all methods, ours at their peaks, the table, the figure and its files."""
+"""The comparison of methods on a small subject: matching plans, the table, the figure and its files."""
 
 import csv
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def found() -> MethodComparison:
     return compare_methods(acwb.models.resnet18, 8, {"image_size": 96}, FEW, 3)
 
 
-def test_every_contender_stands_beside_a_plan_that_needs_no_more(found: MethodComparison) -> None:
+def test_every_method_has_a_matching_plan_that_needs_no_more_memory(found: MethodComparison) -> None:
     assert [row.name for row in found.rows][:4] == [EAGER, *FEW]
     assert found.share(EAGER) == 1
     assert {"per block", "every second block"} <= found.matching_plans.keys()
@@ -34,7 +34,7 @@ def test_every_contender_stands_beside_a_plan_that_needs_no_more(found: MethodCo
     assert all(len(row.seconds) == 3 for row in found.rows)
 
 
-def test_what_is_wrong_is_reported(found: MethodComparison) -> None:
+def test_gradients_and_buffers_that_differ_from_eager_are_reported(found: MethodComparison) -> None:
     assert found.row("per block").wrong_buffers > 0
     assert found.row("per block").wrong_gradients == 0
     for row in found.rows:
@@ -44,12 +44,12 @@ def test_what_is_wrong_is_reported(found: MethodComparison) -> None:
     assert "nothing, bitwise" in repr(found)
 
 
-def test_a_contest_goes_to_a_file_and_back(found: MethodComparison, tmp_path: Path) -> None:
+def test_a_comparison_is_saved_and_loaded(found: MethodComparison, tmp_path: Path) -> None:
     found.save(tmp_path / "comparison.json")
     assert MethodComparison.load(tmp_path / "comparison.json") == found
 
 
-def test_its_figure_says_what_was_found_and_is_written_whole(found: MethodComparison, tmp_path: Path) -> None:
+def test_the_figure_states_the_finding_and_is_written_in_all_formats(found: MethodComparison, tmp_path: Path) -> None:
     figure = plots.method_comparison(found)
     assert "per block takes" in figure.layout.title.text or "every second block takes" in figure.layout.title.text
     paths = figures.save_figure(figure, "comparison", found.records, tmp_path)
@@ -62,7 +62,7 @@ def test_its_figure_says_what_was_found_and_is_written_whole(found: MethodCompar
     assert {path.name for path in tmp_path.iterdir()} == {*(path.name for path in paths), figures.SCRIPT}
 
 
-def test_ours_stands_beside_each_as_a_part_of_its_cost() -> None:
+def test_the_table_gives_the_cost_of_our_plan_as_a_part_of_the_methods_cost() -> None:
     def row(name: str, peak: int, time: float, predicted: float | None = None) -> MethodResult:
         return MethodResult(name, peak, 0.0, 0.0, 0, 0, (time,) * 6, predicted)
 

@@ -1,4 +1,4 @@
-"""A fresh process: results and errors come back, and a death is told."""
+"""A fresh process: results and errors are returned, and a killed process is reported."""
 
 import os
 import threading
@@ -22,7 +22,7 @@ def _report(word: str) -> tuple[int, str, str]:
     return os.getpid(), os.environ["ACWB_TEST"], word
 
 
-def test_an_error_is_raised_here() -> None:
+def test_an_error_in_the_fresh_process_is_raised_in_this_one() -> None:
     with pytest.raises(ValueError, match="no such thing"):
         run_in_fresh_process(_fail)
 
@@ -31,7 +31,7 @@ def _fail() -> None:
     raise ValueError("no such thing")
 
 
-def test_a_killed_process_is_told_with_its_code() -> None:
+def test_a_killed_process_is_reported_with_its_exit_code() -> None:
     with pytest.raises(acwb.AcwbError, match="ran _die ended with code 9"):
         run_in_fresh_process(_die)
 
@@ -40,7 +40,7 @@ def _die() -> None:
     os._exit(9)
 
 
-def test_what_cannot_be_sent_is_refused() -> None:
+def test_an_argument_that_cannot_be_pickled_is_refused() -> None:
     with pytest.raises(acwb.AcwbError, match="cannot be sent to another process"):
         run_in_fresh_process(_report, threading.Lock())
 
@@ -52,7 +52,7 @@ def test_functions_and_classes_of_a_notebook_are_sent_along() -> None:
     assert run_in_fresh_process(lambda cell: cell.word * 2, Cell()) == "wordword"
 
 
-def test_what_an_error_carries_comes_back_with_it() -> None:
+def test_the_attributes_of_an_error_are_returned_with_it() -> None:
     with pytest.raises(acwb.InfeasibleBudgetError, match="too small") as caught:
         run_in_fresh_process(_refuse)
     assert (caught.value.floor_bytes, caught.value.op, caught.value.storages) == (7, "relu", ("a", "b"))
@@ -68,7 +68,7 @@ def test_calls_run_at_the_same_time() -> None:
     assert run_concurrently({"one": lambda: 1, "two": lambda: 2}) == {"one": 1, "two": 2}
 
 
-def test_once_one_fails_the_others_end() -> None:
+def test_once_one_process_fails_the_others_are_ended() -> None:
     start = time.monotonic()
     with pytest.raises(ValueError, match="no such thing"):
         run_concurrently(
@@ -77,7 +77,7 @@ def test_once_one_fails_the_others_end() -> None:
     assert time.monotonic() - start < 300
 
 
-def test_who_cancels_reaches_all_of_them() -> None:
+def test_cancelling_ends_all_concurrent_processes() -> None:
     stop = threading.Event()
     stop.set()
     with cancellable(stop), pytest.raises(CancelledError):

@@ -1,4 +1,4 @@
-"""`measure` against what a plan predicts, from fresh processes, without a trace in this one."""
+"""`measure` against a plan's predictions, in fresh processes, without side effects in this one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_a_model_that_a_notebook_defines_is_measured() -> None:
     assert found.peaks.tensor_bytes == found.predicted.tensor_bytes
 
 
-def test_a_cap_that_is_too_small_is_told() -> None:
+def test_a_cap_that_is_too_small_is_reported() -> None:
     step = traced(make())
     with pytest.raises(acwb.DoesNotFitError, match=r"does not fit in 0\.150 GiB"):
         acwb.measure(step, rounds=1, memory="0.15GiB")
@@ -84,7 +84,7 @@ def test_two_measurements_of_a_peak_differ_by_less_than_half_a_percent() -> None
     assert first.process_bytes == pytest.approx(second.process_bytes, rel=0.005)
 
 
-def test_methods_take_turns_in_one_process() -> None:
+def test_methods_are_interleaved_in_one_process() -> None:
     seconds = seconds_of(acwb.models.tiny_resnet, {"eager": eager, "captured": captured}, rounds=4)
     assert {name: len(times) for name, times in seconds.items()} == {"eager": 4, "captured": 4}
 

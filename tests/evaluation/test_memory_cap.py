@@ -1,4 +1,4 @@
-"""A hard cap: where the plain step does not fit, the planned one trains to the same losses."""
+"""A hard memory cap: where eager does not fit, the planned step trains to the same losses."""
 
 from functools import partial
 
@@ -29,7 +29,7 @@ def test_under_a_cap_the_planned_step_trains_where_eager_does_not_fit() -> None:
     assert train_within(make, partial(planned, plan=plan), memory, iterations=4) == losses
 
 
-def test_parameters_alone_may_be_too_much() -> None:
+def test_a_cap_below_the_static_memory_is_refused() -> None:
     with pytest.raises(acwb.DoesNotFitError, match=r"of parameters, buffers and inputs do not fit in 0\.010 GiB"):
         train_within(make, eager, 10 * 2**20)
 

@@ -1,4 +1,4 @@
-"""`verify` against faults planted in a rewritten graph, each found where it was planted; it leaves no trace."""
+"""`verify` against faults planted in a rewritten graph: each is found in its place, and the model is restored."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -124,7 +124,7 @@ def test_a_gradient_off_by_one_ulp_is_found() -> None:
     assert found.gradient_error == pytest.approx(float(own / torch.stack(norms).norm()), rel=0.1)
 
 
-def test_a_moved_random_state_is_found() -> None:
+def test_a_changed_random_state_is_found() -> None:
     def plant(graph: fx.Graph) -> None:
         first = next(node for node in graph.nodes if node.op == "call_function")
         with graph.inserting_after([node for node in graph.nodes if node.op == "call_function"][-1]):
@@ -136,7 +136,7 @@ def test_a_moved_random_state_is_found() -> None:
     assert [each.iteration for each in found.differences] == [1, 2, 3]
 
 
-def test_a_verification_goes_to_a_file_and_back(tmp_path: Path) -> None:
+def test_a_verification_is_saved_and_loaded(tmp_path: Path) -> None:
     step = planned(acwb.models.tiny_resnet())
     found = acwb.verify(step, iterations=1)
     found.save(tmp_path / "verification.json")

@@ -1,4 +1,4 @@
-"""The plain alternative does what the plain model does, to the bit, in less memory, and says where it cannot."""
+"""Per-block checkpointing trains bitwise as eager does, in less memory, and refuses models where it cannot."""
 
 import copy
 import pickle
@@ -89,7 +89,7 @@ def gpt2() -> nn.Module:
 
 
 @pytest.mark.parametrize(("name", "every"), [*((name, 1) for name in MAKERS), ("sequential", 2), ("residuals", 2)])
-def test_training_is_that_of_the_plain_model_to_the_bit(name: str, every: int) -> None:
+def test_training_is_bitwise_equal_to_eager(name: str, every: int) -> None:
     plain, wrapped = MAKERS[name](), MAKERS[name]()
     keys, classes = list(plain.model.state_dict()), [type(module).__name__ for module in plain.model.modules()]
     assert per_block_checkpoint(wrapped.model, every) is wrapped.model
@@ -98,7 +98,7 @@ def test_training_is_that_of_the_plain_model_to_the_bit(name: str, every: int) -
     assert differences(train(plain, plain.eager_step), train(wrapped, wrapped.eager_step)) == []
 
 
-def test_the_usual_wrapping_would_differ() -> None:
+def test_torch_checkpoint_alone_is_not_bitwise_equal_to_eager() -> None:
     """That the comparison can fail: what torch's checkpoint does to statistics and power iterations."""
     for name in ("residuals", "power_iteration"):
         plain, wrapped = MAKERS[name](), MAKERS[name]()
@@ -160,7 +160,7 @@ def test_the_peak_goes_down() -> None:
 
 
 @pytest.mark.parametrize("name", ["residuals", "sequential"])
-def test_without_training_nothing_is_different(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_eval_mode_and_without_grad_blocks_are_not_checkpointed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = MAKERS[name]()
     plain, wrapped, images = copy.deepcopy(subject.model), per_block_checkpoint(subject.model), subject.batch[0]
     monkeypatch.setattr(block_checkpoint, "checkpoint", None)  # which must not be called
@@ -197,7 +197,7 @@ def test_a_model_that_is_dropped_is_freed_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_what_is_removed_leaves_no_trace(name: str) -> None:
+def test_removing_checkpoints_restores_the_modules(name: str) -> None:
     model = MAKERS[name]().model
     before = [set(vars(module)) for module in model.modules()]
     assert remove_block_checkpoints(per_block_checkpoint(model)) is model
@@ -272,7 +272,7 @@ class Branch(Residual):
         return debug * super().forward(function)
 
 
-def test_arguments_are_handed_through_as_they_are() -> None:
+def test_arguments_are_passed_to_the_block_unchanged() -> None:
     plain, wrapped = subject_of(Branches, 4, 10), subject_of(Branches, 4, 10)
     per_block_checkpoint(wrapped.model)
     assert differences(train(plain, plain.eager_step), train(wrapped, wrapped.eager_step)) == []
@@ -337,7 +337,7 @@ def test_a_cache_is_refused_and_training_without_one_is_exact() -> None:
         (lambda: "resnet18", 1, "model is 'resnet18': give an nn.Module"),
     ],
 )
-def test_what_cannot_be_done_is_refused(build: Callable[[], Any], every: Any, sentence: str) -> None:
+def test_invalid_models_and_block_intervals_are_refused(build: Callable[[], Any], every: Any, sentence: str) -> None:
     with pytest.raises(acwb.AcwbError, match=sentence):
         per_block_checkpoint(build(), every)
 

@@ -1,4 +1,4 @@
-"""A rewritten step does what its plan says: the same bits, in the plan's memory."""
+"""A rewritten step follows its plan: bitwise equal results, within the plan's memory."""
 
 import dataclasses
 from functools import partial
@@ -202,7 +202,7 @@ def test_a_rewritten_graph_by_hand() -> None:
     assert rewritten.storage["a"].role is rewritten.storage["a_recomputed"].role is acwb.Role.OTHER
 
 
-def test_what_cannot_be_rewritten_is_refused() -> None:
+def test_plans_of_other_steps_and_plans_that_swap_are_refused() -> None:
     step = traced(MAKERS["batch_norm"]())
     profile = acwb.profile(step, repeats=1)
     plan = acwb.plan(profile, ENOUGH, planner="keep_all")
@@ -228,7 +228,7 @@ def test_what_cannot_be_rewritten_is_refused() -> None:
         acwb.rewrite(step, dataclasses.replace(plan, schedule=with_frees(step.graph, runs)))
 
 
-def test_a_replay_draws_the_same_numbers_and_moves_nothing() -> None:
+def test_a_replay_draws_the_same_numbers_and_leaves_the_rng_state_unchanged() -> None:
     state, device = torch.get_rng_state(), torch.device("cpu")
     record_state(state, device)
     first = torch.rand(5)

@@ -80,7 +80,7 @@ def measured(plan: Plan) -> Measurement:
     return Measurement("tiny", plan.budget_bytes, Prediction.of(plan), peaks, peaks, (1.1,) * 6, (1.0,) * 6)
 
 
-def test_lifetimes_have_a_bar_for_each_life(plan: Plan) -> None:
+def test_lifetimes_have_a_bar_for_each_live_range(plan: Plan) -> None:
     whole = plots.lifetimes(keep_all(plan.profile))
     assert sum(len(trace.y) for trace in whole.data) == len(plan.profile.graph.activations)
     figure = plots.lifetimes(plan)
@@ -178,7 +178,7 @@ def test_long_titles_are_broken() -> None:
     assert wrap_title("one", 2) == "one"
 
 
-def test_names_in_a_contest_cover_no_other_mark() -> None:
+def test_labels_of_a_method_comparison_cover_no_other_mark() -> None:
     def row(name: str, peak: int, time: float) -> MethodResult:
         return MethodResult(name, peak, 0.0, 0.0, 0, 0, (time,) * 6)
 

@@ -1,4 +1,4 @@
-"""The cache of results: read where they belong to the very same step, measured and saved otherwise."""
+"""The cache of results: loaded if they belong to exactly this step, measured and saved otherwise."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def test_a_loaded_profile_keeps_the_name_of_the_model(tmp_path: Path) -> None:
     assert profile.graph.title == "tiny ResNet"
 
 
-def test_a_file_that_was_cut_off_is_told_and_not_used(tmp_path: Path) -> None:
+def test_a_truncated_file_is_reported_and_not_used(tmp_path: Path) -> None:
     cache.cached_profile(traced(4), tmp_path, repeats=1)
     (path,) = tmp_path.iterdir()
     path.write_text(path.read_text()[:-100])

@@ -50,7 +50,7 @@ def test_a_figure_needs_a_name_that_is_a_file_name(name: str, tmp_path: Path) ->
         figures.save_figure(None, name, [], tmp_path)
 
 
-def test_a_folder_that_cannot_be_is_told(figure: graph_objects.Figure, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(figure: graph_objects.Figure, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AcwbError, match="Cannot write to"):
         figures.save_figure(figure, "doubles", DATA, tmp_path / "file" / "below")

@@ -40,7 +40,7 @@ def test_a_trade_off_has_every_plan(profile: acwb.Profile) -> None:
     assert rows[len(frontier.points) - 1]["peak_bytes"] == frontier.floor_bytes
 
 
-def test_bounds_of_a_trade_off_are_below_the_one_for_the_very_budget(profile: acwb.Profile) -> None:
+def test_lower_bounds_of_a_trade_off_are_below_the_bound_for_exactly_that_budget(profile: acwb.Profile) -> None:
     frontier = acwb.frontier(profile)
     for size in range(frontier.floor_bytes, frontier.baseline_bytes, (frontier.baseline_bytes - 1) // 10):
         assert 0 <= frontier.lower_bound_seconds(size) <= acwb.lower_bound(profile, size)

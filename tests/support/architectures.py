@@ -1,6 +1,6 @@
 """Real architectures at tiny sizes: torchvision's classifiers and transformers' models, with their randomness on.
 
-Each maker gives a fresh, seeded Subject and can be pickled; `maker(optimizer)` takes another optimizer than SGD.
+Each maker returns a fresh, seeded Subject and can be pickled; `maker(optimizer)` takes another optimizer than SGD.
 """
 
 import warnings

@@ -1,4 +1,4 @@
-"""Tiny models, one for each thing that a captured step must get right. Each function gives a fresh, seeded Subject."""
+"""Tiny models, one for each property that a captured step must preserve. Each function returns a seeded Subject."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The explorer's choices as plain functions: each gives the next state, and what cannot be done changes nothing."""
+"""The explorer's choices as pure functions: each returns the next state, and a refused choice changes nothing."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def now(profile: acwb.Profile) -> ExplorerState:
     return start(profile)
 
 
-def test_it_begins_in_the_middle_with_a_plan_that_fits(now: ExplorerState) -> None:
+def test_the_explorer_starts_halfway_with_a_plan_that_fits(now: ExplorerState) -> None:
     assert now.budget_bytes == (now.frontier.floor_bytes + now.frontier.baseline_bytes) // 2
     assert now.plan.fits
     assert now.message == ""
@@ -51,7 +51,7 @@ def test_a_typed_number_means_gibibytes_and_units_are_understood(now: ExplorerSt
         ("120%", "more than the step needs"),
     ],
 )
-def test_bad_input_is_told_and_the_plan_stays(now: ExplorerState, entry: str, sentence: str) -> None:
+def test_invalid_input_is_reported_and_the_plan_stays(now: ExplorerState, entry: str, sentence: str) -> None:
     after = with_budget(now, entry)
     assert sentence in after.message
     assert after.plan is now.plan
@@ -82,7 +82,7 @@ def test_pins_replan_and_can_be_taken_back(now: ExplorerState) -> None:
     assert wrong.plan is now.plan
 
 
-def test_what_stands_beside_the_timeline(now: ExplorerState) -> None:
+def test_key_figures_and_table_describe_the_current_plan(now: ExplorerState) -> None:
     figures = explorer_state.key_figures(now)
     assert "above static −" in figures["peak"]
     counts = [sum(each is kind for each in now.plan.decisions.values()) for kind in Decision][:2]

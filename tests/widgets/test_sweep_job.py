@@ -37,7 +37,7 @@ def board(tmp_path: Path) -> SweepJob:
     return SweepJob(tmp_path, 1, {"tiny": acwb.models.tiny_resnet})
 
 
-def test_points_arrive_and_it_is_done(board: SweepJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observers_see_every_point_until_the_sweep_is_done(board: SweepJob, monkeypatch: pytest.MonkeyPatch) -> None:
     stage, seen = Stage(monkeypatch), list[tuple[JobState, int]]()
     board.observe(lambda each: seen.append((each.state, len(each.sweep.points) if each.sweep else 0)))
     assert board.state is JobState.IDLE
@@ -49,7 +49,7 @@ def test_points_arrive_and_it_is_done(board: SweepJob, monkeypatch: pytest.Monke
     assert "Done: 2 batch sizes" in board.message
 
 
-def test_a_second_start_waits_for_the_first(board: SweepJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_start_is_refused_while_a_sweep_runs(board: SweepJob, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch)
     board.start("tiny", "2", 0.5)
     board.start("tiny", "8", 0.5)
@@ -59,7 +59,7 @@ def test_a_second_start_waits_for_the_first(board: SweepJob, monkeypatch: pytest
     assert board.wait(20) is JobState.DONE
 
 
-def test_what_goes_wrong_is_told(board: SweepJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_sweep_becomes_the_message(board: SweepJob, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch, acwb.AcwbError("The file holds another sweep."))
     board.start("tiny", "2", 0.5)
     stage.goes_on.release()
@@ -79,13 +79,13 @@ def test_what_goes_wrong_is_told(board: SweepJob, monkeypatch: pytest.MonkeyPatc
         ("huge", "2", "There is no model 'huge'"),
     ],
 )
-def test_bad_input_is_told_and_nothing_starts(board: SweepJob, name: str, sizes: str, sentence: str) -> None:
+def test_invalid_input_is_reported_and_nothing_starts(board: SweepJob, name: str, sizes: str, sentence: str) -> None:
     board.start(name, sizes, 0.5)
     assert sentence in board.message
     assert board.state is JobState.IDLE
 
 
-def test_sizes_as_people_type_them() -> None:
+def test_batch_sizes_are_read_as_typed() -> None:
     assert read_sizes(" 4,8  16;4\n") == (4, 8, 16)
 
 
@@ -98,7 +98,7 @@ def test_cancelling_ends_a_running_measurement_at_once(board: SweepJob) -> None:
     assert "0 of 2 batch sizes are measured and kept" in board.message
 
 
-def test_a_process_that_is_cancelled_does_not_outlive_it(tmp_path: Path) -> None:
+def test_cancelling_kills_the_measuring_process(tmp_path: Path) -> None:
     stop, sign = threading.Event(), tmp_path / "alive"
     threading.Timer(1.0, stop.set).start()
     with cancellable(stop), pytest.raises(CancelledError):

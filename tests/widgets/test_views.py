@@ -44,7 +44,7 @@ def test_an_exact_entry_moves_the_slider(board: BudgetExplorer) -> None:
 
 
 @pytest.mark.parametrize("entry", ["", "much", "0.000001", "-2"])
-def test_bad_entries_are_told_and_the_plan_stays(board: BudgetExplorer, entry: str) -> None:
+def test_invalid_entries_are_reported_and_the_plan_stays(board: BudgetExplorer, entry: str) -> None:
     plan, drawn = board.now.plan, peak(board)
     board.entry.value = entry
     assert board.now.plan is plan
@@ -89,7 +89,7 @@ def test_export_writes_the_current_figure_and_plan(board: BudgetExplorer, tmp_pa
     assert acwb.Plan.load(tmp_path / "plan.json", board.now.profile).schedule == board.now.plan.schedule
 
 
-def test_the_sweep_board_tells_bad_input(tmp_path: Path) -> None:
+def test_the_sweep_board_reports_invalid_input(tmp_path: Path) -> None:
     board: SweepBoard = sweep_board(folder=tmp_path)
     board.sizes.value = "four"
     board.start.click()
