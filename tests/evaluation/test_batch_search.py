@@ -1,4 +1,4 @@
-"""The largest batch: the search by hand-made curves, the scale against real profiles, the answer under a real cap."""
+"""The largest batch: the search on hand-made curves, the extrapolation against profiles, the result under a cap."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +25,7 @@ from acwb.evaluation.memory_cap import train_within
         (lambda batch: 1000 + 10 * batch - (300 if batch % 7 == 0 else 0), 1203, 20),
     ],
 )
-def test_the_search_finds_the_edge(peak_at: Callable[[int], int], memory: int, largest: int) -> None:
+def test_the_search_finds_the_largest_batch_that_fits(peak_at: Callable[[int], int], memory: int, largest: int) -> None:
     tried: list[int] = []
 
     def peak(batch: int) -> int:
@@ -38,7 +38,7 @@ def test_the_search_finds_the_edge(peak_at: Callable[[int], int], memory: int, l
 
 
 @pytest.mark.parametrize("make", [acwb.models.tiny_resnet, acwb.models.tiny_bert])
-def test_sizes_of_another_batch_follow_from_two(make: Callable[..., acwb.models.Subject]) -> None:
+def test_sizes_of_another_batch_are_extrapolated_from_two(make: Callable[..., acwb.models.Subject]) -> None:
     def profile(batch: int) -> acwb.Profile:
         subject = make(batch_size=batch)
         return acwb.profile(acwb.trace(subject), repeats=1)
@@ -56,7 +56,7 @@ def test_sizes_of_another_batch_follow_from_two(make: Callable[..., acwb.models.
     assert exact.graph is real.graph
 
 
-def test_steps_with_other_ops_have_no_scale() -> None:
+def test_steps_with_different_ops_cannot_be_extrapolated() -> None:
     profiles = []
     for make in (acwb.models.tiny_resnet, acwb.models.tiny_bert):
         subject = make()
@@ -82,6 +82,6 @@ def _resnet(image_size: int, batch_size: int) -> acwb.models.Subject:
     return acwb.models.resnet18(batch_size, image_size)
 
 
-def test_a_memory_that_holds_nothing_is_refused() -> None:
+def test_a_memory_in_which_no_batch_fits_is_refused() -> None:
     with pytest.raises(acwb.InfeasibleBudgetError, match="No plan fits"):
         acwb.largest_batch(acwb.models.tiny_resnet, "1MiB")

@@ -1,4 +1,4 @@
-"""Meters and ratios, against what is known by hand."""
+"""Live-byte meters and time ratios, against values computed by hand."""
 
 import time
 
@@ -28,7 +28,7 @@ def test_live_bytes_follow_storages_not_tensors() -> None:
     assert alias.numel() == 50
 
 
-def test_the_peak_is_that_of_the_second_run() -> None:
+def test_the_peak_is_measured_in_the_second_run() -> None:
     kept: list[torch.Tensor] = []
 
     def action() -> None:

@@ -1,4 +1,4 @@
-"""Real architectures, built small: each is captured, planned, rewritten and run, and equals eager to the bit."""
+"""Real architectures, built small: each is captured, planned, rewritten and run, and is bitwise equal to eager."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The drop-in trains as the model itself does, to the bit, within its budget."""
+"""The drop-in trains bitwise as the model in eager does, within its budget."""
 
 import copy
 import gc
@@ -89,7 +89,7 @@ def test_the_predicted_peak_is_the_measured_one(name: str) -> None:
     assert static + meter.growth()["step"] <= model.budget_bytes
 
 
-def test_it_is_the_model_with_other_forwards() -> None:
+def test_the_drop_in_shares_parameters_state_dict_modules_and_mode_with_the_model() -> None:
     subject = acwb.models.tiny_resnet()
     model = planned(subject)
     assert model.unplanned is subject.model
@@ -105,7 +105,7 @@ def test_it_is_the_model_with_other_forwards() -> None:
     assert subject.model.training
 
 
-def test_what_it_says_of_itself() -> None:
+def test_the_repr_of_the_drop_in_states_its_peak_and_what_the_budget_counts() -> None:
     subject = acwb.models.tiny_resnet()
     text = repr(planned(subject))
     assert re.search(r"peak (0\.\d+) GiB instead of \1 GiB", text)
@@ -167,7 +167,7 @@ def test_a_run_that_is_saved_and_loaded_goes_on_as_if_it_had_not_been(tmp_path: 
     assert differences(first + second, expected) == []
 
 
-def test_inputs_of_another_form_get_a_plan_of_their_own() -> None:
+def test_inputs_of_another_spec_get_a_plan_of_their_own() -> None:
     subject, plain = (MAKERS["batch_norm"]() for _ in range(2))
     model = planned(subject, "100%", "frontier")
     small = subject.batch[0][:2]
@@ -297,7 +297,7 @@ class Written(nn.Module):
 
 
 @pytest.mark.parametrize("planner", ["recompute_all", "keep_all"])
-def test_buffers_that_are_written_after_they_are_read(planner: str) -> None:
+def test_buffers_written_after_they_are_read_have_eager_values_and_gradients(planner: str) -> None:
     torch.manual_seed(0)
     model, x = Written(), torch.randn(16, 4)
     twin = copy.deepcopy(model)
@@ -309,7 +309,7 @@ def test_buffers_that_are_written_after_they_are_read(planner: str) -> None:
     assert torch.equal(model.average, twin.average)
 
 
-def test_two_passes_of_a_model_that_updates_buffers() -> None:
+def test_two_passes_of_a_model_that_updates_buffers_are_bitwise_equal_to_eager() -> None:
     plain, subject = (acwb.models.tiny_resnet() for _ in range(2))
     images = subject.batch[0]
     model = acwb.checkpoint(subject.model, (images,), ENOUGH, planner="recompute_all", repeats=1)
@@ -345,14 +345,14 @@ class Leaving(nn.Module):
         return {"y": y}
 
 
-def test_what_is_left_in_an_attribute_is_refused() -> None:
+def test_a_differentiable_tensor_left_in_an_attribute_is_refused() -> None:
     with pytest.raises(
         acwb.CaptureError, match=r"leaves a tensor that requires grad in aux.*return it with the output"
     ):
         acwb.checkpoint(Leaving(share=False), (torch.randn(5, 4),), "100%", repeats=1)
 
 
-def test_outputs_that_are_one_tensor_or_overlap() -> None:
+def test_outputs_that_share_memory_have_eager_gradients() -> None:
     torch.manual_seed(0)
     model, x = Leaving(share=True), torch.randn(5, 4)
     twin = copy.deepcopy(model)
@@ -372,7 +372,7 @@ def test_a_loss_function_leaves_nothing_on_the_model() -> None:
     assert all(parameter.grad is None for parameter in subject.model.parameters())
 
 
-def test_a_norm_whose_input_needs_no_gradient() -> None:
+def test_a_norm_whose_input_needs_no_gradient_has_eager_gradients() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), torch.randn(6, 4)
     twin = copy.deepcopy(model)
@@ -382,7 +382,7 @@ def test_a_norm_whose_input_needs_no_gradient() -> None:
         assert torch.equal(mine.grad, theirs.grad)
 
 
-def test_a_part_of_a_model_is_refused() -> None:
+def test_an_input_that_requires_grad_is_refused() -> None:
     subject = acwb.models.tiny_resnet()
     x = torch.randn(2, 3, 32, 32, requires_grad=True)
     with pytest.raises(acwb.AcwbError, match=r"Input \[0\] requires grad.*plan the whole model"):
@@ -456,7 +456,7 @@ class TwoHeads(nn.Module):
         }
 
 
-def test_several_outputs_and_what_the_loss_is_computed_from() -> None:
+def test_only_outputs_from_which_the_loss_is_computed_are_differentiated() -> None:
     torch.manual_seed(0)
     model, x = TwoHeads(), torch.randn(5, 4)
     twin = copy.deepcopy(model)
@@ -480,7 +480,7 @@ def test_several_outputs_and_what_the_loss_is_computed_from() -> None:
         without(x)["left"].sum().backward()
 
 
-def test_a_models_own_loss_is_what_is_differentiated() -> None:
+def test_a_loss_that_the_model_returns_is_differentiated() -> None:
     plain, subject = (acwb.models.tiny_bert() for _ in range(2))
     model = acwb.checkpoint(subject.model, subject.batch, ENOUGH, planner="recompute_all", repeats=1)
     assert differences(train(subject, loop(subject, model)), train(plain, plain.eager_step)) == []
@@ -490,7 +490,7 @@ def test_a_models_own_loss_is_what_is_differentiated() -> None:
         (output.loss + output.logits.mean()).backward()
 
 
-def test_nothing_stays_behind() -> None:
+def test_fifty_steps_of_the_drop_in_leak_no_memory() -> None:
     subject = acwb.models.tiny_encoder()
     step = loop(subject, planned(subject))
     live = []

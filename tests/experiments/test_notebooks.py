@@ -33,7 +33,7 @@ def test_the_notebooks_are_numbered_from_one_to_eight() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_is_written_to_be_read(name: str) -> None:
+def test_a_notebook_has_question_answer_figure_and_short_cells(name: str) -> None:
     notebook = read(name)
     nbformat.validate(notebook)
     first, *_, last = notebook.cells
@@ -53,7 +53,7 @@ def test_a_notebook_is_written_to_be_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_kept_notebook_can_be_read_where_nothing_runs(name: str) -> None:
+def test_a_committed_notebook_has_outputs_without_widgets_or_errors(name: str) -> None:
     notebook = read(name)
     assert "widgets" not in notebook.metadata
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -93,7 +93,7 @@ def test_a_run_says_at_which_cell_it_is_and_what_it_left_where(
     assert left == f"0 figures (html, svg, pdf, png) and 1 tables (csv) are in {tmp_path}."
 
 
-def test_what_is_kept_has_no_widgets_and_its_own_sources() -> None:
+def test_a_published_notebook_has_no_widgets_and_its_original_sources() -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x = 2")], metadata={"widgets": {}})
     image = nbformat.v4.new_output("display_data", {"image/png": ""})
     view = nbformat.v4.new_output("display_data", {WIDGET: {}})
