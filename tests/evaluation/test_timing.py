@@ -1,10 +1,11 @@
 """Live-byte meters and time ratios, against values computed by hand."""
 
-import time
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from acwb.evaluation import timing
 from acwb.evaluation.memory import LiveBytesMeter, peak_live_bytes
 from acwb.evaluation.timing import interleave, ratio
 
@@ -39,12 +40,26 @@ def test_the_peak_is_measured_in_the_second_run() -> None:
     assert peak_live_bytes(action) == 120
 
 
-def test_a_ratio_of_interleaved_times() -> None:
-    seconds = interleave({"one": lambda: time.sleep(0.002), "two": lambda: time.sleep(0.006)}, rounds=11)
-    assert [len(times) for times in seconds.values()] == [11, 11]
-    found = ratio(seconds["two"], seconds["one"])
-    assert found.low <= found.median <= found.high
-    assert 1.5 < found.median < 6
+def test_actions_are_timed_in_turn_in_alternating_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, order = [0.0], list[str]()
+
+    def action(name: str, seconds: float) -> Callable[[], None]:
+        def act() -> None:
+            order.append(name)
+            clock[0] += seconds
+
+        return act
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    found = interleave({"one": action("one", 2.0), "two": action("two", 6.0)}, rounds=3)
+    assert found == {"one": [2.0] * 3, "two": [6.0] * 3}
+    assert order == ["one", "two", *("one", "two"), *("two", "one"), *("one", "two")]  # after one warm-up
+
+
+def test_a_ratio_has_an_interval_around_its_median() -> None:
+    found = ratio([2.0, 2.2, 1.8, 2.1, 1.9, 2.0], [1.0] * 6)
+    assert found.low < found.median < found.high
+    assert found.median == pytest.approx(2.0)
     assert ratio([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]).median == 1.0
     assert str(ratio([1.1], [1.0])) == "×1.100 [1.100, 1.100]"
 

@@ -52,10 +52,10 @@ def test_architectures_run_as_planned(family: str, name: str) -> None:
         planned = acwb.rewrite(step, plan)
         start.restore()
         assert differences(train(subject, planned.run), expected) == []
-        assert tensor_peak_bytes(planned) == pytest.approx(plan.timeline.tensor_peak_bytes, rel=0.01)
+        assert tensor_peak_bytes(planned) == plan.timeline.tensor_peak_bytes
     assert frontier.floor_bytes <= 0.95 * frontier.baseline_bytes or f"{family} {name}" in FLOOR_IS_HIGH
 
 
-def test_there_are_enough_of_them() -> None:
+def test_at_least_forty_architectures_are_tried() -> None:
     assert len(TORCHVISION) >= 25
     assert len(TRANSFORMERS) >= 15

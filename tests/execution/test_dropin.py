@@ -81,7 +81,10 @@ def test_the_predicted_peak_is_the_measured_one(name: str) -> None:
     static = plan.profile.graph.static_bytes
     step = loop(subject, model)
     live = static + peak_live_bytes(step)
-    assert live == pytest.approx(plan.timeline.tensor_peak_bytes, rel=0.04)  # the loop lets go of outputs earlier
+    graph = plan.profile.graph
+    outputs = sum(graph.storage[name].bytes for name in (graph.loss, *graph.outputs))  # which a loop may free earlier
+    states = len(plan.schedule.replayed(graph)) * graph.environment.random_state_bytes  # which exist before the step
+    assert 0 <= plan.timeline.tensor_peak_bytes - live <= outputs + states
     subject.optimizer.zero_grad()
     meter = meter_of(torch.device("cpu"))
     with meter, meter.watch("step"):

@@ -15,6 +15,7 @@ NAMES = [
     *("05_rewrite_and_verify", "06_batch_sweep", "07_against_the_alternatives", "08_figures_for_the_report"),
 ]
 MOST_LINES = 15
+STARTS = {"html": b"<!doctype html>", "svg": b"<svg", "pdf": b"%PDF", "png": b"\x89PNG"}  # of whole files
 PROFILE = ("profiler_stats_node_stats.csv", "profiler_stats_activation_stats.csv")
 TABLES = {
     NAMES[1]: tuple(f"resnet152/{table}" for table in PROFILE),
@@ -120,8 +121,10 @@ def test_a_notebook_runs_and_leaves_what_it_promises(name: str, folder: Path) ->
     promised = set(re.findall(r'save_figure\(figure, "(\w+)"', "".join(cell.source for cell in notebook.cells)))
     assert promised
     for figure in promised:
-        for kind in ("html", "csv", "svg", "pdf", "png"):
-            assert (folder / f"{figure}.{kind}").stat().st_size > 100
+        for kind, start in STARTS.items():
+            assert (folder / f"{figure}.{kind}").read_bytes().startswith(start)
+        assert "Plotly.newPlot" in (folder / f"{figure}.html").read_text()
+        assert len((folder / f"{figure}.csv").read_text().splitlines()) > 1
     for table in TABLES.get(name, ()):
         assert len((folder / table).read_text().splitlines()) > 2
     for cell in notebook.cells:
