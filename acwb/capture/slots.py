@@ -29,7 +29,7 @@ class Place:
 
     @property
     def entries(self) -> dict[str, Any]:
-        """The module's table that has the entry."""
+        """The module's dict that has the entry: its parameters, buffers or attributes."""
         entries: dict[str, Any] = getattr(self.module, self.table)
         return entries
 

@@ -128,7 +128,7 @@ def capture(
 def _record(
     model: nn.Module, slots: tuple[Slot, ...], batch: BatchSpec, call: OutputFunction, external_loss: bool
 ) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
-    """Record as if nobody did; announce it only to a model that otherwise asks for values."""
+    """Record with `torch.compiler.is_compiling()` false, as in eager; true only if the model asks for values."""
     try:
         return _Capture(model, slots, batch, call, external_loss).run()
     except CaptureError as error:

@@ -96,7 +96,7 @@ def check_modes(model: nn.Module) -> None:
 
 
 def check_loss(loss: object) -> None:
-    """Refuse what backward could not start from."""
+    """Refuse a loss that is not a differentiable real scalar."""
     if not isinstance(loss, torch.Tensor):
         raise CaptureError(f"loss_fn returned {describe_value(loss)}: return one scalar tensor.")
     if math.prod(loss.shape) != 1:

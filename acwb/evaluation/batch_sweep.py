@@ -143,7 +143,7 @@ class Sweep(Saved):
 
     @property
     def frame(self) -> "pandas.DataFrame":
-        """One row for each batch size; bytes and seconds."""
+        """The sweep as a table: one row for each batch size, in bytes and seconds."""
         import pandas
 
         return pandas.DataFrame([_row(point) for point in self.points])

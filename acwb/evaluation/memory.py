@@ -103,7 +103,7 @@ class Peaks:
 
 
 def peaks_of(make: Callable[[], Subject], method: StepBuilder, is_compiled: bool = False) -> Peaks:
-    """The peaks of a method, from a fresh process."""
+    """The peaks of a steady-state iteration of one method, measured in a fresh process."""
     return run_in_fresh_process(_measure_peaks, make, method, is_compiled, environment=MALLOC_RETURNS_MEMORY)
 
 

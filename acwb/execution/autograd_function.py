@@ -147,7 +147,7 @@ def _laid_out(tangent: Any, strides: tuple[int, ...]) -> torch.Tensor:
 
 
 def as_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """The arguments of one call as one mapping."""
+    """Positional and keyword arguments of a call as one mapping, by position or name."""
     arguments: Arguments = dict(enumerate(args))
     arguments.update(kwargs)
     return arguments

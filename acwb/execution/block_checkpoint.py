@@ -203,7 +203,7 @@ def _forwards(model: nn.Module) -> list[_Forward]:
 
 
 def _check_untouched(model: nn.Module) -> None:
-    """Refuse a model that checkpoints already."""
+    """Refuse a model whose blocks are checkpointed already."""
     for path, module in model.named_modules():
         if isinstance(vars(module).get("forward"), _Forward):
             raise AcwbError(

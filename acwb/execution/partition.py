@@ -48,7 +48,7 @@ class PartitionedStep:
 
 
 def pop_saved(values: list[Any]) -> Any:
-    """The next value of what is saved for backward."""
+    """Pop the next value from the list of those saved for backward."""
     return values.pop()
 
 

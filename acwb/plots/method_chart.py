@@ -11,7 +11,7 @@ from acwb.plots.theme import OURS, THEIRS, WRONG, extra_time, themed
 
 
 def method_comparison(found: MethodComparison) -> graph_objects.Figure:
-    """What each method saves and what it costs: peak above static against time, both relative to eager."""
+    """Peak above static against time of each method, both relative to eager."""
     figure = graph_objects.Figure()
     whole = found.row(EAGER).peak_bytes - found.static_bytes
     line = [((size - found.static_bytes) / whole * 100, more * 100) for size, more in found.curve]

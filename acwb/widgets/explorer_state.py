@@ -117,7 +117,7 @@ def describe_floor(now: ExplorerState) -> str:
 
 
 def key_figures(now: ExplorerState) -> dict[str, str]:
-    """The figures that stand beside the timeline."""
+    """Key figures of the current plan (peak, time, activations), as text for the explorer."""
     plan, profile = now.plan, now.profile
     static = profile.graph.static_bytes
     peak = plan.timeline.peak_bytes

@@ -20,7 +20,7 @@ Watcher = Callable[["SweepJob"], None]
 
 
 class JobState(StrEnum):
-    """The states of a sweep job."""
+    """Whether a sweep job is idle, running or being cancelled, or how it ended."""
 
     IDLE = "idle"
     RUNNING = "running"
