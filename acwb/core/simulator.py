@@ -143,7 +143,7 @@ class _Simulation:
             if run.by_rule and (run.op not in self.profile.rules or not run.copy):
                 yield at, f"The schedule runs {run.op} by a recompute rule, which the profile does not have for it."
             elif run.copy and (written := self.graph.op(run.op).mutates):
-                yield at, f"The schedule runs {run.op} again, which writes into {', '.join(written)}."
+                yield at, f"The schedule recomputes {run.op}, which writes into {', '.join(written)}."
 
     def _runs_before_their_needs(self) -> Iterator[Violation]:
         first = numpy.full(len(self.graph.ops), self.end)

@@ -96,10 +96,10 @@ class MuTwoPolicy:
     def run(self) -> None:
         """B: choose activations until the estimated peak is below the limit, or none is left."""
         while self.candidates and self.peak() >= self.limit:
-            chosen = max(self.candidates.values(), key=lambda each: (each.ratio, -each.last_forward))
+            chosen = max(self.candidates.values(), key=lambda item: (item.ratio, -item.last_forward))
             prefetch = None
             if self.swap:
-                idle = max(self.candidates.values(), key=lambda each: (each.inactive, -each.last_forward))
+                idle = max(self.candidates.values(), key=lambda item: (item.inactive, -item.last_forward))
                 offer = self.swap_overhead(idle)
                 if offer.stall < chosen.total:
                     chosen, prefetch = idle, offer
