@@ -48,7 +48,7 @@ def trade_off(
         f"halving the peak above static costs {frontier.overhead(half):+.1%} time" if half else "half is out of reach"
     )
     most = 100 - _percent_above_static(frontier, last.peak_bytes)
-    return themed(figure, f"{frontier.profile.graph.title}: {cost}; the most it can be reduced is {most:.0f}%")
+    return themed(figure, f"{frontier.profile.graph.title}: {cost}; at most −{most:.0f}% is possible")
 
 
 def _frontier_line(frontier: Frontier) -> graph_objects.Scatter:
