@@ -22,7 +22,7 @@ lint: .venv/installed
 
 # The inner loop: what needs no model.
 check: lint
-	$(BIN)/pytest --numprocesses 2 -m 'not slow and not torch' tests/core tests/planning tests/test_layers.py
+	$(BIN)/pytest --numprocesses 2 -m 'not slow and not torch' tests/core tests/planning tests/test_files.py tests/test_layers.py tests/test_units.py
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2

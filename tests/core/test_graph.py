@@ -55,6 +55,7 @@ def test_the_report_names_phases_activations_and_roles() -> None:
     assert all(role in text for role in Role)
 
 
+@pytest.mark.torch
 def test_a_graph_goes_to_a_file_and_back_unchanged(tmp_path: Path) -> None:
     captured = acwb.models.tiny_bert()
     step = acwb.trace(captured)

@@ -303,21 +303,25 @@ def assert_whole_curve(subject: Subject) -> None:
 
 
 # The kernel of the LSTM's backward makes the bias's gradient twice; torch describes the two as one storage.
+@pytest.mark.torch
 @pytest.mark.parametrize("name", sorted(MAKERS.keys() - {"recurrent"}))
 def test_the_curve_of_a_tiny_model_is_the_measured_one(name: str) -> None:
     assert_whole_curve(MAKERS[name]())
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_curve_of_every_optimizer_is_the_measured_one(optimizer: acwb.models.OptimizerMaker) -> None:
     assert_whole_curve(MAKERS["batch_norm"](optimizer))
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", ["resnet18", "tiny_bert", "tiny_encoder"])
 def test_the_curve_of_a_small_model_is_the_measured_one(name: str) -> None:
     assert_whole_curve(getattr(acwb.models, name)(batch_size=2))
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet152", "bert", "encoder"])
 def test_the_curve_of_a_real_model_is_the_measured_one(name: str) -> None:

@@ -126,6 +126,7 @@ def test_a_frontier_goes_to_a_file_and_back(tmp_path: Path, pins: dict[str, str]
     assert (tmp_path / "again.json").read_text() == (tmp_path / "frontier.json").read_text()
 
 
+@pytest.mark.torch
 def test_a_frontier_with_recompute_rules_goes_to_a_file_and_back(tmp_path: Path) -> None:
     frontier = acwb.frontier(real())
     frontier.save(tmp_path / "frontier.json")
@@ -269,6 +270,7 @@ def test_why_has_an_answer_for_every_activation() -> None:
         plan.why("w")
 
 
+@pytest.mark.torch
 def test_a_plan_with_recompute_rules_goes_to_a_file_and_back(tmp_path: Path) -> None:
     profile = real()
     frontier = acwb.frontier(profile)
@@ -316,6 +318,7 @@ def test_reports_say_what_fits_and_how_much_is_recomputed() -> None:
     assert frontier.baseline_bytes == plain.peak_bytes
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("batch_size", [4, 6, 8])
 def test_at_a_floor_in_the_optimizer_no_rng_state_is_saved(batch_size: int) -> None:
     subject = acwb.models.tiny_bert(batch_size=batch_size)
