@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 TABLES := captured predictions tradeoff overheads largest capped
 
-.PHONY: run lint check test test-slow lab results page bench bench-inductor $(TABLES) clean
+.PHONY: run lint torch-free fast check test test-slow lab results page bench bench-inductor $(TABLES) clean
 
 # Installed again whenever the dependencies change; what is there already is kept.
 .venv/installed: pyproject.toml
@@ -20,12 +20,19 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The inner loop: what needs no model.
-check: lint
-	$(BIN)/pytest --numprocesses 2 -m 'not slow and not torch' tests/core tests/planning tests/test_files.py tests/test_layers.py tests/test_units.py
+torch-free: .venv/installed
+	$(BIN)/pytest --numprocesses 2 -m 'not slow and not torch' \
+	  tests/core tests/planning tests/test_files.py tests/test_layers.py tests/test_units.py
 
-test: lint
+fast: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
+
+# On a fresh clone, types take a minute of one core: they are checked beside the tests.
+check: .venv/installed
+	$(MAKE) --no-print-directory --jobs 2 lint torch-free
+
+test: .venv/installed
+	$(MAKE) --no-print-directory --jobs 2 lint fast
 
 # Two at a time, with a core each: most of the time is spent where torch uses one. The browser is timed, so it is alone.
 test-slow: .venv/installed
