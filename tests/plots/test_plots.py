@@ -120,7 +120,7 @@ def test_the_trade_off_shows_all_planners_and_the_current_plan(profile: acwb.Pro
     assert names == ["frontier", "lower bound", "recompute_all", "this plan"]
     assert len(figure.data[0].x) == len(frontier.points)
     assert (figure.data[-1].x[0], figure.data[-1].y[0]) == plots.current_point(frontier, plan)
-    assert "is the most" in figure.layout.title.text
+    assert "is possible" in figure.layout.title.text
 
 
 def test_a_sweep_says_what_is_saved_and_what_does_not_fit() -> None:
