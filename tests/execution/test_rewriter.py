@@ -210,7 +210,7 @@ def test_plans_of_other_steps_and_plans_that_swap_are_refused() -> None:
         acwb.rewrite(step.model, plan)
     with pytest.raises(acwb.AcwbError, match=r"takes a plan as acwb\.plan gives it, not int"):
         acwb.rewrite(step, 5)
-    with pytest.raises(acwb.AcwbError, match=r"for another step than this one \(attention.*: profile and plan this step"):
+    with pytest.raises(acwb.AcwbError, match=r"another step than this one \(attention.*: profile and plan this step"):
         acwb.rewrite(traced(MAKERS["attention"]()), plan)
     name = profile.graph.activations[0].name
     entries = (*plan.schedule.entries, SwapOut(name), SwapIn(name))
