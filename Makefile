@@ -34,10 +34,11 @@ check: .venv/installed
 test: .venv/installed
 	$(MAKE) --no-print-directory --jobs 2 lint fast
 
-# Two at a time, with a core each: most of the time is spent where torch uses one. The browser is timed, so it is alone.
+# Small models beside the notebooks, with a core each; then real models, alone, for their memory, and the timed browser.
+PARALLEL := tests/execution/test_architectures.py tests/experiments/test_notebooks.py
 test-slow: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow --numprocesses 2 --dist loadgroup --ignore tests/widgets/test_browser.py
-	$(BIN)/pytest -m slow tests/widgets/test_browser.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow --numprocesses 2 --dist loadgroup $(PARALLEL)
+	$(BIN)/pytest -m slow $(PARALLEL:%=--ignore %)
 
 lab: .venv/installed
 	$(BIN)/jupyter lab --notebook-dir=notebooks

@@ -9,15 +9,6 @@ settings.register_profile("acwb", deadline=None)  # the machine is shared: a slo
 settings.load_profile("acwb")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests run two at a time, but those on real models one by one: two with snapshots need too much memory."""
-    for item in items:
-        is_real = any(name in item.nodeid for name in ("[resnet152", "[bert", "[encoder"))
-        if is_real and item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.xdist_group("real models"))
-
-
 @pytest.fixture(scope="module")
 def step() -> acwb.TracedStep:
     subject = acwb.models.tiny_bert(batch_size=32)
