@@ -82,6 +82,7 @@ def test_a_folder_is_made_before_anything_is_measured(tmp_path: Path, monkeypatc
     assert acwb.Sweep.load(tmp_path / "new" / "sweep.json").points == (point,)
 
 
+@pytest.mark.slow
 def test_a_batch_size_that_does_not_fit_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (batch_sweep, measurement):  # the cap and the peaks are those of fresh processes
         monkeypatch.setattr(module, "run_in_fresh_process", in_this_process)

@@ -77,6 +77,7 @@ def test_a_cap_that_is_too_small_is_reported() -> None:
         acwb.measure(step, rounds=1, memory="0.15GiB")
 
 
+@pytest.mark.slow
 def test_two_measurements_of_a_peak_differ_by_less_than_half_a_percent() -> None:
     first, second = peaks_of(make, eager), peaks_of(make, eager)
     assert (first.static_bytes, first.tensor_bytes) == (second.static_bytes, second.tensor_bytes)

@@ -175,6 +175,7 @@ def test_an_op_that_fits_nowhere_is_named() -> None:
         run_in_fresh_process(_profile_under_a_cap, wide, 20 * 2**20)
 
 
+@pytest.mark.slow
 def test_profiling_needs_hardly_more_memory_than_the_step() -> None:
     make = partial(acwb.models.resnet18, batch_size=8)
     own, while_profiling = run_in_fresh_process(_peak_of_profiling, make, environment=MALLOC_RETURNS_MEMORY)
