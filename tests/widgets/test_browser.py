@@ -31,8 +31,8 @@ FLAGS = [
     *("--disable-component-update", "--disable-sync"),
 ]
 MINUTE = 60_000  # ms
-# From a key on the slider to the plot that it leads to. Some 40 ms of it are ours, the rest is the browser's drawing: 0.22 s
-# were measured on one machine and 0.31 s on a slower one, both without other work.
+# From a key on the slider to the plot that it leads to. Some 40 ms of it are ours, the rest is the browser's drawing:
+# 0.22 s were measured on one machine, 0.31 s on a slower one, both without other work.
 MOST_SECONDS = 0.4
 MOVES = 11
 
