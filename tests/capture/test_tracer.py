@@ -7,7 +7,7 @@ import torch
 
 import acwb
 from acwb.subject import Subject
-from support.bitwise import differences, train, train_to_the_end
+from support.bitwise import differences, train
 from support.tiny_models import MAKERS, OPTIMIZERS, momentum
 
 
@@ -40,11 +40,7 @@ def test_tiny_subjects_train_as_in_eager(name: str) -> None:
 @pytest.mark.parametrize("name", ["resnet152", "bert", "encoder"])
 def test_real_subjects_train_as_in_eager(name: str) -> None:
     make = getattr(acwb.models, name)
-    eager = make(batch_size=4)
-    expected = train_to_the_end(eager, eager.eager_step)
-    del eager
-    captured = make(batch_size=4)
-    assert differences(train_to_the_end(captured, acwb.trace(captured).run), expected) == []
+    assert_equal_training(make(batch_size=4), make(batch_size=4))
 
 
 def test_the_bitwise_oracle_detects_a_single_bit() -> None:

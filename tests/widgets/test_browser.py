@@ -32,7 +32,7 @@ FLAGS = [
 ]
 MINUTE = 60_000  # ms
 # From a key on the slider to the plot that it leads to. Some 40 ms of it are ours, the rest is the browser's drawing:
-# 0.22 s were measured on one machine, 0.31 s on a slower one, both without other work.
+# 0.22 s were measured on an earlier machine, 0.31 s on another one, with nothing beside it.
 MOST_SECONDS = 0.4
 MOVES = 11
 
