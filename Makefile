@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 TABLES := captured predictions tradeoff overheads largest capped
 
-.PHONY: run lint torch-free fast check test test-slow lab results page bench bench-inductor $(TABLES) clean
+.PHONY: run lint torch-free fast check test test-slow audit fuzz lab results page bench bench-inductor $(TABLES) clean
 
 # Installed again whenever the dependencies change; what is there already is kept.
 .venv/installed: pyproject.toml
@@ -22,7 +22,7 @@ lint: .venv/installed
 
 torch-free: .venv/installed
 	$(BIN)/pytest --numprocesses 2 -m 'not slow and not torch' \
-	  tests/core tests/planning tests/test_files.py tests/test_layers.py tests/test_units.py
+	  tests/core tests/planning tests/test_files.py tests/test_layers.py tests/test_units.py tests/test_value_checks.py
 
 fast: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
@@ -35,10 +35,21 @@ test: .venv/installed
 	$(MAKE) --no-print-directory --jobs 2 lint fast
 
 # Small models beside the notebooks, with a core each; then real models, alone, for their memory, and the timed browser.
-PARALLEL := tests/execution/test_architectures.py tests/experiments/test_notebooks.py
+PARALLEL := tests/capture/test_op_audit.py tests/execution/test_architectures.py tests/experiments/test_notebooks.py \
+  tests/fuzz
 test-slow: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow --numprocesses 2 --dist loadgroup $(PARALLEL)
 	$(BIN)/pytest -m slow $(PARALLEL:%=--ignore %)
+
+# Every op of ATen that PyTorch has samples of, against the memory that a capture says it needs.
+audit: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow --numprocesses 2 tests/capture/test_op_audit.py
+
+# Random models, losses and optimizers, as step and as drop-in, until the time is up; prints the seeds that do not hold.
+SECONDS := 600
+SEED := 0
+fuzz: .venv/installed
+	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -W ignore -m fuzz $(SECONDS) $(SEED)
 
 lab: .venv/installed
 	$(BIN)/jupyter lab --notebook-dir=notebooks

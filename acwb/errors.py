@@ -4,6 +4,8 @@ import sys
 import warnings
 from pathlib import Path
 
+MAX_QUOTED = 80
+
 
 class AcwbError(Exception):
     """Base of every error that acwb raises on purpose."""
@@ -67,6 +69,27 @@ class ProcessDiedError(AcwbError):
 
 class CancelledError(AcwbError):
     """A fresh process was ended because somebody asked for it."""
+
+
+def quoted(value: object) -> str:
+    """A value for a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= MAX_QUOTED else f"{text[: MAX_QUOTED - 3]}..."
+
+
+def check_type(verb: str, value: object, kind: type, source: str) -> None:
+    """Refuse an argument that is not what another function of acwb gave."""
+    if not isinstance(value, kind):
+        raise AcwbError(f"{verb} takes a {kind.__name__}, as {source} gives it, not {type(value).__name__}.")
+
+
+def check_maker(verb: str, make: object) -> None:
+    """Refuse what is no function of a batch size."""
+    if not callable(make):
+        raise AcwbError(
+            f"{verb} takes a function that makes a Subject for a batch size, acwb.models.resnet152 say, not "
+            f"{type(make).__name__}."
+        )
 
 
 def check_count(name: str, count: object) -> None:

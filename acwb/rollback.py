@@ -1,7 +1,8 @@
 """What happens when a step is interrupted: it is undone, or its end is waited for.
 
 Until a step writes anything, an error leaves everything as it was: the random state is put back, and the values that
-were computed are let go, although the error's traceback would hold them. Once it writes, an interrupt has to wait.
+were computed are let go, although the error's traceback would hold them. Once it writes, or puts something back, a
+signal has to wait, whichever it is: the handler of any may raise.
 """
 
 import ctypes
@@ -38,18 +39,74 @@ def _as_bytes(tensor: torch.Tensor) -> bytes:
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
 
+class SignalGate:
+    """Stands before the handlers of signals, any of which may raise: lets a signal through, or has it wait.
+
+    A handler that raises shuts the gate, so that nothing disturbs what is undone then.
+    """
+
+    def __init__(self) -> None:
+        is_main = threading.current_thread() is threading.main_thread()  # no other thread runs handlers
+        known = {int(number): signal.getsignal(number) for number in signal.valid_signals()} if is_main else {}
+        self._handlers = {number: handler for number, handler in known.items() if callable(handler)}
+        self._waiting: list[tuple[int, FrameType | None]] = []
+        self._shut = True
+        self._removed = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: later, if the gate is shut."""
+        if self._shut and not self._removed:
+            self._waiting.append((number, frame))
+            return
+        self._shut = True
+        self._handlers[number](number, frame)
+        self._shut = False
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """Let signals through, first those that waited. It is the innermost context, so that others end undisturbed."""
+        try:
+            self._shut = False
+            while self._waiting:
+                self(*self._waiting.pop(0))
+            yield
+        finally:
+            self._shut = True
+
+    def install(self) -> None:
+        """Take the place of all handlers."""
+        for number in self._handlers:
+            signal.signal(number, self)
+
+    def remove(self) -> None:
+        """Put the handlers back and call them for what waited, all of them, also if one raises."""
+        try:
+            self._put_back()
+        finally:
+            self._removed = True
+            self._put_back()  # the rest, if a signal came whose handler was back and raised
+        self._handle_waiting()
+
+    def _handle_waiting(self) -> None:
+        if self._waiting:
+            number, frame = self._waiting.pop(0)
+            try:
+                self._handlers[number](number, frame)
+            finally:
+                self._handle_waiting()
+
+    def _put_back(self) -> None:
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) is self:
+                signal.signal(number, handler)
+
+
 @contextmanager
-def defer_signals() -> Iterator[None]:
-    """Let an interrupt (Ctrl-C) wait until the end; in other threads than the main one there are none."""
-    usual = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(usual):
-        yield
-        return
-    came: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+def defer_signals() -> Iterator[SignalGate]:
+    """Let signals that have a handler in Python (Ctrl-C, a scheduler's SIGTERM) wait until the end."""
+    gate = SignalGate()
     try:
-        yield
+        gate.install()
+        yield gate
     finally:
-        signal.signal(signal.SIGINT, usual)
-    if came:
-        usual(*came[0])
+        gate.remove()

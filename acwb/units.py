@@ -4,12 +4,15 @@ Everywhere else bytes are `int` and seconds `float`.
 """
 
 import math
+import numbers
 import re
 
-from acwb.errors import AcwbError
+from acwb.errors import AcwbError, quoted
 
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 GIBIBYTE = UNITS["GiB"]
+MAX_BYTES = 2**62
+MAX_TEXT = 60  # characters of a size: a regular expression takes its time over thirty thousand
 SIZE_HINT = 'give bytes as a whole number, or text like "1.5GiB" or "60%"'
 
 
@@ -33,16 +36,16 @@ def parse_bytes(size: int | float | str, relative_to: int | None = None, default
         relative_to: what a percentage refers to: the peak of the step without a plan.
         default_unit: the unit of text without one, as somebody types it into a field; there, a comma is a point, too.
     """
-    if isinstance(size, bool) or not isinstance(size, (int, float, str)):
-        raise AcwbError(f"A budget of {size!r} is not a size: {SIZE_HINT}.")
     if isinstance(size, str):
         amount = _parse_text(size, relative_to, default_unit)
-    elif math.isfinite(size):
+    elif isinstance(size, numbers.Real) and not isinstance(size, bool) and math.isfinite(size):  # numpy's numbers, too
         amount = int(size)
     else:
-        raise AcwbError(f"A budget of {size!r} is not a size: {SIZE_HINT}.")
+        raise AcwbError(f"A budget of {quoted(size)} is not a size: {SIZE_HINT}.")
     if amount <= 0:
-        raise AcwbError(f"A budget of {size!r} leaves no memory at all: {SIZE_HINT}.")
+        raise AcwbError(f"A budget of {quoted(size)} leaves no memory at all: {SIZE_HINT}.")
+    if amount > MAX_BYTES:
+        raise AcwbError(f"A budget of {quoted(size)} is more memory than any machine has: {SIZE_HINT}.")
     return amount
 
 
@@ -53,11 +56,12 @@ def _parse_text(text: str, relative_to: int | None, default_unit: str | None) ->
             raise AcwbError(
                 f'The entry is empty: type a budget in {default_unit}, like 1.5, or with its unit, like "1500MiB".'
             )
-    match = re.fullmatch(r"\s*(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*(%|[A-Za-z]*)\s*", text)
+    text = text.strip()
+    match = len(text) <= MAX_TEXT and re.fullmatch(r"(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*(%|[A-Za-z]*)", text)
     unit = (match[2] or default_unit) if match else None
     amount = float(match[1]) if match else math.inf
     if unit is None or (unit != "%" and unit not in UNITS) or not math.isfinite(amount):
-        raise AcwbError(f"A budget of {text!r} cannot be read: {SIZE_HINT}.")
+        raise AcwbError(f"A budget of {quoted(text)} cannot be read: {SIZE_HINT}.")
     if unit != "%":
         return int(amount * UNITS[unit])
     if relative_to is None:

@@ -12,8 +12,8 @@ FOLDER = Path(acwb.__file__).parent
 # A layer imports only from itself and from the layers above it in this list.
 LAYERS = [
     {"errors", "_torchvision_shim", "_torch", "rng", "bitwise"},
-    {"units", "files", "rollback", "subject"},
-    {"models"},
+    {"units", "value_checks", "rollback", "subject"},
+    {"files", "models"},
     {"core"},
     {"capture"},
     {"profiling"},
@@ -25,7 +25,7 @@ LAYERS = [
     {"widgets"},
     {"experiments"},
 ]
-WITHOUT_TORCH = {"errors", "units", "files", "core", "planning"}
+WITHOUT_TORCH = {"errors", "units", "files", "value_checks", "core", "planning"}
 ONLY_IN = {
     "torchvision": {"models"},
     "transformers": {"models"},

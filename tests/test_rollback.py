@@ -1,8 +1,8 @@
 """A step is all or nothing: an interrupt rolls it back, or is deferred to its end."""
 
-import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -39,7 +39,35 @@ def fail() -> None:
 
 
 def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+
+
+class Terminated(BaseException):
+    """Raised by a handler of SIGTERM, as job schedulers' launchers do."""
+
+
+def terminate() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """Handlers that raise, whatever the process was started with: in the background of a script SIGINT is ignored."""
+
+    def raise_terminated(*_: object) -> None:
+        raise Terminated
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, raise_terminated)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+ACTS = pytest.mark.parametrize(
+    ("act", "error"), [(fail, RuntimeError), (interrupt, KeyboardInterrupt), (terminate, Terminated)]
+)
 
 
 def planned(subject: Subject) -> acwb.TracedStep:
@@ -52,7 +80,7 @@ def without_gradients(found: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("share", [0.2, 0.45, 0.7], ids=["in forward", "after it", "in backward"])
-@pytest.mark.parametrize(("act", "error"), [(fail, RuntimeError), (interrupt, KeyboardInterrupt)])
+@ACTS
 @pytest.mark.parametrize("name", ["tiny_encoder", "tiny_resnet"])
 def test_an_interrupted_step_leaves_everything_as_it_was(
     name: str, act: Callable[[], None], error: type[BaseException], share: float
@@ -79,32 +107,91 @@ def test_an_interrupted_step_leaves_everything_as_it_was(
     assert differences([again], [snapshot(plain, plain.eager_step())]) == []
 
 
-def test_an_interrupt_while_the_optimizer_runs_waits_for_its_end() -> None:
+@pytest.mark.parametrize(("act", "error"), [(interrupt, KeyboardInterrupt), (terminate, Terminated)])
+def test_a_signal_while_the_optimizer_runs_waits_for_its_end(
+    act: Callable[[], None], error: type[BaseException]
+) -> None:
     subject, plain = (acwb.models.tiny_encoder() for _ in range(2))
     step = planned(subject)
     (expected,) = train(plain, plain.eager_step, 1)
     torch.manual_seed(11)
-    subject.optimizer.register_step_pre_hook(lambda *_: interrupt())
-    with pytest.raises(KeyboardInterrupt):
+    subject.optimizer.register_step_pre_hook(lambda *_: act())
+    with pytest.raises(error):
         step.run()
     assert differences([snapshot(subject, expected["loss"])], [expected]) == []
 
 
-def test_a_deferred_interrupt_is_raised_at_the_end() -> None:
+def test_deferred_signals_are_all_handled_at_the_end() -> None:
     done = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def work() -> None:
         with defer_signals():
             interrupt()
-            done.append("after it")
+            terminate()
+            done.append("after both")
+
+    with pytest.raises(Terminated) as caught:
+        work()
+    assert isinstance(caught.value.__context__, KeyboardInterrupt)  # which came first
+    assert done == ["after both"]
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_signal_that_waited_is_handled_as_soon_as_signals_are_admitted() -> None:
+    done = []
+
+    def work() -> None:
+        with defer_signals() as signals:
+            interrupt()
+            done.append("set up")
+            with signals.admit():
+                done.append("never")
 
     with pytest.raises(KeyboardInterrupt):
         work()
-    assert done == ["after it"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert done == ["set up"]
 
 
-@pytest.mark.parametrize(("act", "error"), [(fail, RuntimeError), (interrupt, KeyboardInterrupt)])
+def test_after_a_signal_is_raised_others_wait_until_everything_is_undone() -> None:
+    done = []
+
+    def work() -> None:
+        with defer_signals() as signals:
+            try:
+                with signals.admit():
+                    interrupt()
+            finally:
+                terminate()
+                done.append("undone")
+
+    with pytest.raises(Terminated):
+        work()
+    assert done == ["undone"]
+
+
+def test_ignored_signals_stay_ignored_and_default_ones_stay_the_systems() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with defer_signals() as signals, signals.admit():
+        interrupt()
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_in_another_thread_no_handler_is_touched() -> None:
+    handlers: list[Any] = []
+
+    def work() -> None:
+        with defer_signals() as signals, signals.admit():
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.default_int_handler]
+
+
+@ACTS
 @pytest.mark.parametrize("place", ["forward", "backward"])
 def test_an_interrupted_pass_of_the_drop_in_leaves_everything_as_it_was(
     place: str, act: Callable[[], None], error: type[BaseException]

@@ -6,7 +6,7 @@ While it records, torch replaces some kernels by decompositions written in Pytho
 off; both change the last bit of some results. `as_in_eager` and `cast_cache` undo this for the duration of a capture.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
@@ -15,7 +15,8 @@ import numpy
 import torch
 from torch._C import DispatchKey
 from torch._decomp import decomposition_table
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 # What recording needs: these decompositions leave the values as they are.
 _HARMLESS = (
@@ -41,6 +42,7 @@ def as_in_eager(announced: bool = False) -> Iterator[None]:
             stack.enter_context(patched(torch.compiler, _is_compiling_flag=True))
         stack.enter_context(_random_state_kept())
         stack.enter_context(_eager_kernels())
+        stack.enter_context(_eager_layouts())
         stack.enter_context(torch.enable_grad())
         yield
 
@@ -79,6 +81,102 @@ def _eager_kernels() -> Iterator[None]:
             stack.enter_context(_python_kernel(op, None))
         stack.enter_context(_python_kernel(torch.ops.aten.dropout.default, _dropout))
         stack.enter_context(_dropout_in_its_layout())
+        yield
+
+
+def _like_pointwise(gradient: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
+    """The layout of a pointwise op: that of its first argument, where the two differ."""
+    return torch.add(gradient, value)
+
+
+def _like_value(_gradient: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
+    """The memory format of what the forward pass was given, not of the gradient; without channels last, contiguous."""
+    return torch.empty(value.shape, device=value.device).contiguous(memory_format=suggest_memory_format(value))
+
+
+def _contiguous(value: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty(value.shape, device=value.device)
+
+
+def _contiguous_value(_gradient: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty(value.shape, device=value.device)
+
+
+def _channels_last_or_contiguous(value: torch.Tensor, *_: Any) -> torch.Tensor:
+    return _like_value(value, value)
+
+
+# Ops of which torch describes the first result in another layout than the CPU's kernel gives it, where arguments have
+# different ones. Found by `make audit`.
+_LAYOUTS: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.aten.hardswish_backward.default: _like_pointwise,
+    torch.ops.aten.softplus_backward.default: _like_pointwise,
+    torch.ops.aten.hardtanh_backward.default: _like_pointwise,
+    torch.ops.aten.hardsigmoid_backward.default: _like_pointwise,
+    torch.ops.aten.logit_backward.default: _like_pointwise,
+    torch.ops.aten.elu_backward.default: lambda gradient, *others: _like_pointwise(gradient, others[-1]),
+    torch.ops.aten.native_batch_norm_backward.default: _like_value,
+    torch.ops.aten.batch_norm_backward.default: _like_value,
+    torch.ops.aten.native_group_norm_backward.default: _like_value,
+    torch.ops.aten.reflection_pad2d_backward.default: _like_value,
+    torch.ops.aten.replication_pad2d_backward.default: _like_value,
+    torch.ops.aten.native_layer_norm_backward.default: _contiguous,
+    torch.ops.aten._log_softmax_backward_data.default: _contiguous,
+    torch.ops.aten.mse_loss_backward.default: _contiguous_value,
+    torch.ops.aten.smooth_l1_loss_backward.default: _contiguous_value,
+    torch.ops.aten.huber_loss_backward.default: _contiguous_value,
+    torch.ops.aten.glu_backward.default: _contiguous_value,
+    torch.ops.aten.log_sigmoid_forward.default: _contiguous,
+    torch.ops.aten.roll.default: _channels_last_or_contiguous,
+    torch.ops.aten.native_batch_norm.default: _channels_last_or_contiguous,
+    torch.ops.aten._native_batch_norm_legit_functional.default: _channels_last_or_contiguous,
+    torch.ops.aten._native_batch_norm_legit.no_stats: _channels_last_or_contiguous,
+}
+
+
+def _is_of_expanded(func: Any, args: Sequence[Any], result: torch.Tensor) -> bool:
+    """Whether an op is pointwise on two tensors of one shape, one of which is expanded: torch's references err then."""
+    if torch.Tag.pointwise not in getattr(func, "tags", ()):
+        return False
+    tensors = [each for each in args if isinstance(each, torch.Tensor)]
+    return (
+        len(tensors) == 2
+        and all(each.shape == result.shape for each in tensors)
+        and any(0 in each.stride() for each in tensors)
+    )
+
+
+def _strides_of_pair(func: Any, args: Sequence[Any]) -> tuple[int, ...]:
+    """The strides that kernels give the result of a pointwise op on two tensors, from the compiled addition."""
+    tensors = [each for each in args if isinstance(each, torch.Tensor)]
+    if func is torch.ops.aten.threshold_backward.default:  # which takes them in the other order
+        tensors.reverse()
+    with unset_fake_temporarily():
+        one, other = (torch.empty_strided(each.shape, each.stride(), device="meta") for each in tensors)
+        return torch.add(one, other).stride()
+
+
+@contextmanager
+def _eager_layouts() -> Iterator[None]:
+    """Record the strides that the CPU's kernels give their results, where torch describes others."""
+    recorded = FakeTensorMode.dispatch
+
+    @wraps(recorded)
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result: Any = recorded(self, func, types, args, kwargs)
+        first, *others = result if isinstance(result, (tuple, list)) and result else (result,)
+        if not isinstance(first, torch.Tensor) or first.device.type != "cpu":
+            return result
+        if func not in _LAYOUTS and not _is_of_expanded(func, args, first):
+            return result
+        with self:
+            strides = _LAYOUTS[func](*args).stride() if func in _LAYOUTS else _strides_of_pair(func, args)
+            if strides == first.stride():
+                return result
+            relaid = torch.empty_strided(first.shape, strides, dtype=first.dtype, device=first.device)
+        return (relaid, *others) if others else relaid
+
+    with patched(FakeTensorMode, dispatch=dispatch):
         yield
 
 

@@ -78,6 +78,7 @@ def draft_step(
     copies = _copy_placeholders(assembly, joint, inputs)
     _copy_ops(assembly, joint, copies)
     _read_results(assembly, joint, copies)
+    _outputs_in_forward(assembly)
     _own_gradients(assembly)
     _write_back(assembly)
     return assembly
@@ -145,6 +146,8 @@ def _copy_ops(assembly: StepDraft, joint: fx.Graph, copies: dict[fx.Node, fx.Nod
         if node.target is aten.bernoulli.p:
             copy.target = custom_ops.bernoulli
         set_meta(copy, val=node.meta.get("val"), phase=phase, module=module)
+        if node.target is custom_ops.tangent:
+            meta_of(copy)["tangent_of"] = node.args[0]
         copies[node] = copy
         if node.op == "get_attr":
             constants[id(getattr(joint.owning_module, node.target))] = copy
@@ -171,6 +174,12 @@ def _refuse(node: fx.Node, module: str) -> None:
             "torch.cumprod and take the last element.",
             module,
         )
+    if node.target is aten._conj.default and not node.all_input_nodes:
+        raise CaptureError(
+            f"{where} computes with the complex number {node.args[0]!r}, whose conjugate the backward pass takes, and "
+            "that is recorded as a number: make it a tensor, torch.tensor(1j) say, in a buffer.",
+            module,
+        )
     if node.target in (aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default):
         raise CaptureError(
             f"{where} computes in place on slices of a tensor ({node.target}, "
@@ -180,22 +189,26 @@ def _refuse(node: fx.Node, module: str) -> None:
 
 
 def _start_backward(assembly: StepDraft, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
-    """Materialize the tangents, which are placeholders of the joint graph.
+    """Materialize the tangents that are placeholders of the joint graph.
 
-    The loss's own is one, and stands for those that come from outside. The new value of a parameter that the model
-    writes into has one too, which is zero.
+    The loss's own is one. Those that come from outside are ops of the joint graph, but for one that nothing reads. The
+    new value of a parameter that the model writes into has one too, which is zero.
     """
+    from_outside = {node.args[0] for node in joint.nodes if node.target is custom_ops.tangent}
     for tangent in joint.find_nodes(op="placeholder"):
-        if tangent not in copies:
-            value = tangent.meta["val"]
-            of = tangent.meta["desc"].output
-            options = {"dtype": value.dtype, "device": value.device}
+        if tangent in copies:
+            continue
+        value, of = tangent.meta["val"], tangent.meta["desc"].output
+        options = {"dtype": value.dtype, "device": value.device}
+        if not (assembly.external_loss and isinstance(of, PlainAOTOutput)):
             start = 1.0 if isinstance(of, PlainAOTOutput) else 0.0
-            node = assembly.graph.call_function(aten.full.default, (list(value.shape), start), options)
-            set_meta(node, val=value, phase=Phase.BACKWARD, module="")
-            if assembly.external_loss and isinstance(of, PlainAOTOutput):
-                meta_of(node)["tangent_of"] = of.idx
-            copies[tangent] = node
+            copies[tangent] = assembly.graph.call_function(aten.full.default, (list(value.shape), start), options)
+            set_meta(copies[tangent], val=value, phase=Phase.BACKWARD, module="")
+        elif of.idx not in from_outside:
+            arguments = (of.idx, list(value.shape), list(value.stride()))
+            node = assembly.graph.call_function(custom_ops.tangent, arguments, options)
+            with value.fake_mode:
+                set_meta(node, val=value.clone(), phase=Phase.BACKWARD, module="", tangent_of=of.idx)
 
 
 def _read_results(assembly: StepDraft, joint: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
@@ -214,6 +227,21 @@ def _read_results(assembly: StepDraft, joint: fx.Graph, copies: dict[fx.Node, fx
             )
         else:
             assembly.gradients[_position(assembly, description.grad_of)] = copies[node]
+
+
+def _outputs_in_forward(assembly: StepDraft) -> None:
+    """Move the views that the forward pass returns into its phase: they are recorded last, after the backward pass."""
+    first = next((node for node in assembly.graph.nodes if meta_of(node).get("phase") is Phase.BACKWARD), None)
+    pending = [node for node in assembly.outputs.values() if meta_of(node).get("phase") is Phase.BACKWARD]
+    late: list[fx.Node] = []
+    while pending:
+        node = pending.pop()
+        late.append(node)
+        pending += [source for source in node.all_input_nodes if meta_of(source).get("phase") is Phase.BACKWARD]
+    for node in sorted(set(late)):
+        meta_of(node)["phase"] = Phase.FORWARD
+        if first is not None and node is not first:
+            first.prepend(node)
 
 
 def _own_gradients(assembly: StepDraft) -> None:

@@ -5,7 +5,6 @@ drops each value at its last use. `.grad` is freed first; buffers, inputs and pa
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -62,14 +61,17 @@ class TracedStep:
             ...     loss = step.run(batch)
             ...     scheduler.step()
         """
+        if torch.is_autocast_enabled(self.device.type):
+            raise AcwbError(
+                "run was called inside torch.autocast, which does not reach a captured step: call it outside; enter "
+                "autocast in loss_fn before trace."
+            )
         inputs = self.inputs(batch)
         parameters = [tensor for slot, tensor in zip(self.slots, inputs, strict=False) if slot.role is Role.PARAMETER]
-        self.free_gradients()
-        with ExitStack() as writing:
-            with rollback_on_error(self.device, self._draws):
-                with below_autograd(self.device):
-                    (loss,), gradients, updates = self._compute.forward(*inputs)
-                writing.enter_context(defer_signals())
+        with defer_signals() as signals:
+            self.free_gradients()
+            with rollback_on_error(self.device, self._draws), below_autograd(self.device), signals.admit():
+                (loss,), gradients, updates = self._compute.forward(*inputs)
             if self.updated:
                 with torch.no_grad():
                     foreach_copy([inputs[position] for position in self.updated], updates)
@@ -123,6 +125,7 @@ class TracedStep:
             raise AcwbError("run was called inside torch.inference_mode, where nothing can be trained: leave it first.")
         check_unchanged(self.model, self.modules)
         tensors = [slot.tensor for slot in self.slots]
+        self._refuse_new_ties(tensors)
         for slot, spec, tensor in zip(self.slots, self.specs, tensors, strict=True):
             if difference := spec.difference(tensor):
                 raise ChangedStepError(f"{slot.name} {difference}: trace the model again.", slot.name)
@@ -135,6 +138,20 @@ class TracedStep:
                 "Tensors of the batch share memory, and the step writes into it: pass copies.", "batch"
             )
         return tensors + inputs
+
+    def _refuse_new_ties(self, tensors: list[torch.Tensor]) -> None:
+        first = dict(zip(map(id, reversed(tensors)), reversed(self.slots), strict=True))
+        if len(first) < len(tensors):
+            tied = next(
+                (slot, first[id(tensor)])
+                for slot, tensor in zip(self.slots, tensors, strict=True)
+                if first[id(tensor)] is not slot
+            )
+            raise ChangedStepError(
+                f"{tied[1].name} and {tied[0].name} are one tensor now and were two at capture: untie them, or trace "
+                "the model again.",
+                tied[0].name,
+            )
 
     def __repr__(self) -> str:
         return self.graph.report("TracedStep")

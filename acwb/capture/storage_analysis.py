@@ -15,6 +15,7 @@ from torch import fx
 from acwb._torch import pytree, storage_id
 from acwb.capture.node_meta import meta_of, step_outputs
 from acwb.capture.recompute_rules import parts_of, rule_of
+from acwb.capture.tensor_specs import TensorSpec
 from acwb.core.graph import Environment, Op, Phase, Role, StepGraph, Storage, output_name
 
 aten = torch.ops.aten
@@ -28,8 +29,14 @@ _COPY_WHOLE_STORAGE = {
     aten.as_strided_scatter.default,
 }
 
+# Their kernels resize a tensor that was as large as their first argument, and keep its memory where they need less.
+_KEEP_INPUT_SIZE = {aten.im2col.default, aten.col2im.default}
+
 # The statistics of a normalization have the type of its weight (this argument), also where its input has a lower one.
 _STATISTICS = {aten.native_layer_norm.default: 2, aten.native_group_norm.default: 1}
+
+# Its statistics have the type of the running ones.
+_BATCH_NORM = aten._native_batch_norm_legit_functional.default
 
 # These losses give one number in the memory of all its terms.
 _KEEP_TERMS = {
@@ -100,6 +107,14 @@ class _StorageAnalysis:
             return [self.bytes_of[self._name(first)]]
         if node.target in _KEEP_TERMS and isinstance(first, fx.Node):
             return [meta_of(first)["val"].numel() * values[0].itemsize]
+        if node.target in _KEEP_INPUT_SIZE and isinstance(first, fx.Node):
+            return [max(sizes[0], meta_of(first)["val"].nbytes)]
+        if node.target is _BATCH_NORM:
+            mean, variance = (meta_of(argument)["val"] for argument in node.args[3:5] if isinstance(argument, fx.Node))
+            return [sizes[0], mean.nbytes, variance.nbytes, mean.nbytes, variance.nbytes]
+        if node.target is aten.native_group_norm_backward.default and isinstance(values[0], torch.Tensor):
+            value: Any = node.args[1]
+            return [values[0].numel() * meta_of(value)["val"].itemsize, *sizes[1:]]  # also where torch says float32
         if node.target in _STATISTICS and isinstance(weight := node.args[_STATISTICS[node.target]], fx.Node):
             return [sizes[0], *(value.numel() * meta_of(weight)["val"].itemsize for value in values[1:])]
         if node.target in _MISDESCRIBED:
@@ -203,8 +218,7 @@ def _measured_sizes(node: fx.Node) -> list[int]:
     """The bytes behind each result of an op, from running it on zeros."""
 
     def zeros(source: fx.Node) -> torch.Tensor:
-        value = meta_of(source)["val"]
-        return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+        return TensorSpec.of(meta_of(source)["val"]).filled(0)
 
     args, kwargs = fx.map_arg((node.args, node.kwargs), zeros)
     kernel: Any = node.target
@@ -243,7 +257,20 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
 def _results(node: fx.Node) -> list[Any]:
     """The results of an op with several; those that its mask leaves out are recorded, but not made."""
     mask = _arguments(node).get("output_mask") or [True] * len(meta_of(node)["val"])
-    return [value if wanted else None for value, wanted in zip(meta_of(node)["val"], mask, strict=True)]
+    results = [value if wanted else None for value, wanted in zip(meta_of(node)["val"], mask, strict=True)]
+    if node.target is aten.convolution_backward.default and mask[2] and not mask[1] and _is_by_onednn(node):
+        weight: Any = node.args[2]
+        results[1] = torch.empty_like(meta_of(weight)["val"])  # it makes the gradients of weight and bias together
+    return results
+
+
+def _is_by_onednn(node: fx.Node) -> bool:
+    """Whether oneDNN computes the backward of a convolution."""
+    (_, value, weight, bias_sizes, *geometry, _), values = node.args, {}
+    for name, source in (("input", value), ("weight", weight)):
+        values[name] = meta_of(source)["val"] if isinstance(source, fx.Node) else None
+    backend = torch._C._select_conv_backend(values["input"], values["weight"], None, *geometry, bias_sizes)
+    return bool(backend == torch._C._ConvBackend.Mkldnn)  # type: ignore[attr-defined]  # which its stub does not have
 
 
 def _tensors_written(node: fx.Node) -> Iterator[torch.Tensor]:

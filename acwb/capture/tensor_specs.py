@@ -25,6 +25,12 @@ class TensorSpec:
         """Read the spec of `tensor`."""
         return cls(tensor.dtype, tuple(tensor.shape), tensor.device, tensor.stride(), tensor.requires_grad)
 
+    def filled(self, value: float) -> torch.Tensor:
+        """A new tensor of this spec, which does not require grad; its elements may share memory."""
+        span = 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        size = 0 if 0 in self.shape else span
+        return torch.full((size,), value, dtype=self.dtype, device=self.device).as_strided(self.shape, self.strides)
+
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 

@@ -7,13 +7,14 @@ values, and every input and output says what it is. `eager_parity` makes the rec
 
 import contextlib
 import logging
+import re
 import sysconfig
 import textwrap
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
 
 from acwb import files, rng
-from acwb.capture import eager_parity, joint_graph, optimizer_step, validation
-from acwb.capture.module_state import module_states, refuse_leaked_tensors, restore_attributes
+from acwb.capture import custom_ops, eager_parity, joint_graph, optimizer_step, validation
+from acwb.capture.module_state import Written, module_states, refuse_leaked_tensors, restore_attributes
 from acwb.capture.side_effects import SideEffectWatch, ValueQuestion, watch_side_effects
 from acwb.capture.slots import Slot, rebound_slots, refuse_hooks, slots_of, substitute_tensors
 from acwb.capture.step import TracedStep
@@ -32,6 +33,7 @@ from acwb.capture.storage_analysis import describe_graph
 from acwb.capture.tensor_specs import BatchSpec, TensorSpec
 from acwb.core.graph import Environment, Role
 from acwb.errors import AcwbError, CaptureError
+from acwb.rollback import defer_signals
 from acwb.subject import Subject
 
 LossFunction = Callable[[nn.Module, Any], torch.Tensor]
@@ -90,11 +92,13 @@ def capture(
     optimizer: torch.optim.Optimizer | None,
     external_loss: bool = False,
     name: str = "",
+    tangents: Mapping[int, TensorSpec] = MappingProxyType({}),
 ) -> TracedStep:
     """Capture an iteration that starts with `call(model, batch)`, which returns the loss.
 
     With an `external_loss`, it returns outputs; the loss is computed from them outside of the step, and so are
-    their tangents; autograd then calls the hooks on parameters.
+    their tangents; autograd then calls the hooks on parameters. `tangents` are their specs, by the position of the
+    output, where they are known: kernels of the backward pass, and so its bits, depend on strides.
     """
     validation.check_modules(model)
     captured = BatchSpec.of(batch)
@@ -105,7 +109,7 @@ def capture(
     if optimizer is not None:
         validation.check_optimizer(optimizer, slots)
     validation.check_modes(model)
-    joint, constants = _record(model, slots, captured, call, external_loss)
+    joint, constants, written = _record(model, slots, captured, call, external_loss, tangents)
     inputs = dict(zip(captured.tensor_names, captured.tensors, strict=True))
     assembly = joint_graph.draft_step(joint, slots, inputs, external_loss)
     if optimizer is not None:
@@ -121,20 +125,31 @@ def capture(
         specs=tuple(TensorSpec.of(slot.tensor) for slot in slots),
         batch=captured,
         updated=tuple(assembly.updates),
-        modules=module_states(model),
+        modules=module_states(model, written),
     )
 
 
 def _record(
-    model: nn.Module, slots: tuple[Slot, ...], batch: BatchSpec, call: OutputFunction, external_loss: bool
-) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
-    """Record with `torch.compiler.is_compiling()` false, as in eager; true only if the model asks for values."""
+    model: nn.Module,
+    slots: tuple[Slot, ...],
+    batch: BatchSpec,
+    call: OutputFunction,
+    external_loss: bool,
+    tangents: Mapping[int, TensorSpec],
+) -> tuple[fx.Graph, dict[str, torch.Tensor], Written]:
+    """Record with `torch.compiler.is_compiling()` false, as in eager; true only if the model asks for values.
+
+    Returns:
+        The joint graph, its constants, and the attributes that the forward pass writes.
+    """
+    recording = _Capture(model, slots, batch, call, external_loss, tangents)
     try:
-        return _Capture(model, slots, batch, call, external_loss).run()
+        return *recording.run(), frozenset(recording.written)
     except CaptureError as error:
         if not isinstance(error.__cause__, ValueQuestion):
             raise
-    return _Capture(model, slots, batch, call, external_loss).run(announced=True)
+    recording = _Capture(model, slots, batch, call, external_loss, tangents)
+    return *recording.run(announced=True), frozenset(recording.written)
 
 
 def _trained_parameters(assembly: joint_graph.StepDraft) -> list[optimizer_step.TrainedParameter]:
@@ -193,12 +208,33 @@ class _ExportedModule(nn.Module):
         return self.call([getattr(self, name) for name in self.names], inputs)
 
 
+class _TangentFromOutside(torch.autograd.Function):
+    """Identity whose backward starts from a tangent of its own, in a given layout and in memory of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, position: int, strides: tuple[int, ...]) -> torch.Tensor:
+        ctx.arguments = (position, list(output.shape), list(strides))
+        ctx.options = {"dtype": output.dtype, "device": output.device}
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *_of_the_export: torch.Tensor) -> Any:
+        return custom_ops.tangent(*ctx.arguments, **ctx.options), None, None
+
+
 class _Capture:
     """One capture. It knows where in the model it is: ops get module paths, and errors name a module and a line."""
 
     def __init__(
-        self, model: nn.Module, slots: tuple[Slot, ...], batch: BatchSpec, call: OutputFunction, external_loss: bool
+        self,
+        model: nn.Module,
+        slots: tuple[Slot, ...],
+        batch: BatchSpec,
+        call: OutputFunction,
+        external_loss: bool,
+        tangents: Mapping[int, TensorSpec],
     ) -> None:
+        self.tangents = tangents
         self.model = model
         self.slots = slots
         self.batch = batch
@@ -209,6 +245,7 @@ class _Capture:
         self.inside: list[nn.Module] = []
         self.returned = ""
         self.rebound: list[Slot] = []
+        self.written: set[tuple[int, str]] = set()
         self.earlier: SideEffectWatch | None = None
 
     def run(self, announced: bool = False) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
@@ -219,9 +256,9 @@ class _Capture:
         fake.cache_enabled = not any(isinstance(module, nn.RNNBase) for module in self.model.modules())
         stand_ins = [fake.from_tensor(slot.tensor.detach()) for slot in self.slots]
         inputs = tuple(fake.from_tensor(tensor.detach()) for tensor in self.batch.tensors)
-        with contextlib.ExitStack() as stack:
+        with defer_signals() as signals, contextlib.ExitStack() as stack:
             stack.enter_context(self)
-            stack.enter_context(restore_attributes(self.model))
+            stack.enter_context(restore_attributes(self.model, self.written))
             stack.enter_context(eager_parity.as_in_eager(announced))
             # An error is reported as one sentence; torch would log its traceback besides.
             stack.enter_context(eager_parity.patched(logging.getLogger("torch._subclasses.fake_tensor"), disabled=True))
@@ -231,18 +268,21 @@ class _Capture:
             stack.enter_context(fx_traceback.preserve_node_meta())
             stack.callback(nn.modules.module.register_module_forward_pre_hook(self._enter_module).remove)
             stack.callback(nn.modules.module.register_module_forward_hook(self._leave_module).remove)
-            export = aot_export_joint_with_descriptors(
-                stack, _ExportedModule(self.slots, stand_ins, self._forward), inputs
-            )
+            with signals.admit():
+                export = aot_export_joint_with_descriptors(
+                    stack, _ExportedModule(self.slots, stand_ins, self._forward), inputs
+                )
         graph: fx.Graph = export.graph_module.graph
         self._refuse_lost_state(graph)
         return graph, _constants(export.graph_module)
 
     def _forward(self, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         with (
+            defer_signals() as signals,
             substitute_tensors(self.slots, tensors),
             eager_parity.cast_cache(tensors, self.cache_casts),
             watch_side_effects() as guard,
+            signals.admit(),
         ):
             outputs = self.call(self.model, self.batch.with_tensors(inputs))
             self.rebound = rebound_slots(self.slots, tensors)
@@ -251,8 +291,25 @@ class _Capture:
         if self.earlier is not None:
             guard.refuse_differences(self.earlier)
         self.earlier = guard
-        given = {id(tensor) for tensor in (*tensors, *inputs)}
-        return tuple(output.clone() if _is_apart(output, given) else output for output in outputs)
+        known = {id(tensor) for tensor in (*tensors, *inputs)}
+        return tuple(self._apart(position, output, known) for position, output in enumerate(outputs))
+
+    def _apart(self, position: int, output: torch.Tensor, given: set[int]) -> torch.Tensor:
+        """An output for the export, which treats differentiable views and inputs specially, and recorded tangents."""
+        if id(output) in given or (output._base is not None and id(output._base) in given):
+            copy = output.clone()
+            if self.external_loss and copy.stride() != output.stride():
+                raise CaptureError(
+                    "The model returns a part of an input or of a parameter as it lies in memory, which a planned "
+                    "model cannot: return a copy of it, with .contiguous()."
+                )
+            output = copy
+        if self.external_loss and output.requires_grad:
+            spec = self.tangents.get(position)
+            strides = spec.strides if spec is not None else torch.empty_like(output).stride()
+            result: torch.Tensor = _TangentFromOutside.apply(output, position, strides)  # type: ignore[no-untyped-call]
+            return result
+        return output.clone() if output.requires_grad and output._is_view() else output
 
     def _enter_module(self, module: nn.Module, _arguments: object) -> None:
         if id(module) in self.paths:
@@ -315,7 +372,19 @@ class _Capture:
                 "value before the step and pass it in the batch as a number."
             )
         reason = str(error).strip().split("\n")[0].replace("FunctionalTensor", "Tensor") or "no message"
+        if isinstance(error, SyntaxError):
+            line = textwrap.shorten(error.text or "", 90)
+            return (
+                f"The step has an op that cannot be written as code ({line}), as in-place random numbers between two "
+                "bounds: use torch.randint_like."
+            )
         if "share storage" in reason:
+            slots = [self.slots[int(number)].name for number in re.findall(rf"'{joint_graph.SLOT}(\d+)'", reason)]
+            if slots:
+                return (
+                    f"{' and '.join(slots)} share memory, and the model writes into it, which cannot be captured: give "
+                    "each memory of its own, with .clone(), or make them one tensor."
+                )
             return f"The model writes into tensors of the batch that share memory: pass copies of them ({reason})"
         if "entirely functional graph" in reason:
             return (
@@ -327,12 +396,6 @@ class _Capture:
             return f"A tensor's data is asked for in {where}{at}, but a capture has none: compute this before the step."
         returned = f" The model returned {self.returned}." if where == "loss_fn" and self.returned else ""
         return f"{type(error).__name__} in {where}{at}: {reason}{'' if reason.endswith('.') else '.'}{returned}"
-
-
-def _is_apart(output: torch.Tensor, given: set[int]) -> bool:
-    """Whether an output must be copied for the export, which treats differentiable views and inputs specially."""
-    is_given = id(output) in given or (output._base is not None and id(output._base) in given)
-    return is_given or (output.requires_grad and output._is_view())
 
 
 def _users_frame(error: Exception) -> traceback.FrameSummary | None:

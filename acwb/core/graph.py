@@ -20,6 +20,7 @@ from typing import Any
 from acwb import files
 from acwb.errors import AcwbError
 from acwb.units import format_bytes
+from acwb.value_checks import check_fields
 
 
 class Phase(StrEnum):
@@ -322,7 +323,7 @@ class StepGraph:
     def of(cls, content: Mapping[str, Any]) -> "StepGraph":
         """The graph that `content` came from."""
         environment = content["environment"]
-        return cls(
+        graph = cls(
             ops=tuple(_op(fields) for fields in content["ops"]),
             storages=tuple(Storage(item["name"], item["bytes"], Role(item["role"])) for item in content["storages"]),
             loss=content["loss"],
@@ -331,6 +332,8 @@ class StepGraph:
             outputs=tuple(content["outputs"]),
             name=content.get("name", ""),  # which older files do not have
         )
+        check_fields(graph)
+        return graph
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph as JSON; the file appears whole or not at all."""

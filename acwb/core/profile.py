@@ -7,6 +7,7 @@ pandas is imported only where a frame is asked for.
 import dataclasses
 import hashlib
 import json
+import numbers
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     import pandas
 from acwb import files
 from acwb.core.graph import Activation, Phase, Role, StepGraph
-from acwb.errors import AcwbError
+from acwb.errors import AcwbError, quoted
 from acwb.units import format_bytes, format_seconds
+from acwb.value_checks import check_fields
 
 NODE_FILE = "profiler_stats_node_stats.csv"
 ACTIVATION_FILE = "profiler_stats_activation_stats.csv"
@@ -113,6 +115,10 @@ class Profile:
 
     def budget(self, reduction: float) -> int:
         """The budget in bytes that reduces the peak above static memory by a fraction: 0.5 halves it."""
+        if not isinstance(reduction, numbers.Real) or isinstance(reduction, bool) or not 0 <= reduction <= 1:
+            raise AcwbError(
+                f"A reduction of {quoted(reduction)} is not a part of the peak above static: give 0.5 for half."
+            )
         return self.graph.static_bytes + int((1 - reduction) * (self.peak_bytes - self.graph.static_bytes))
 
     def inactive_seconds(self, activation: Activation) -> float:
@@ -214,6 +220,7 @@ class Profile:
                 conditions=Conditions(**content["conditions"]),
                 rules={name: (seconds, size) for name, (seconds, size) in content["shortcuts"].items()},
             )
+            check_fields(profile)
             stamp = content["fingerprint"]
         if own.fingerprint != stamp:
             raise AcwbError(f"{path} was changed after it was saved: its graph is not the one that was measured.")

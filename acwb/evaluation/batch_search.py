@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from acwb.capture.tracer import trace
 from acwb.core.graph import StepGraph
 from acwb.core.profile import Profile
-from acwb.errors import AcwbError, DoesNotFitError
+from acwb.errors import AcwbError, DoesNotFitError, check_maker
 from acwb.evaluation.baselines import eager, planned
 from acwb.evaluation.memory_cap import train_within
 from acwb.planning.frontier import Frontier, explore, frontier
@@ -79,6 +79,7 @@ def largest_batch(
     Example:
         >>> acwb.largest_batch(acwb.models.resnet152, "1.5GiB")
     """
+    check_maker("largest_batch", make_subject)
     size = parse_bytes(memory)
     start = time.perf_counter()
     progress = partial(tqdm, desc="searching", leave=False)

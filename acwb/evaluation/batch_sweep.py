@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas
 from acwb import files, models
 from acwb.capture.tracer import trace
-from acwb.errors import AcwbError, DoesNotFitError, InfeasibleBudgetError, check_count
+from acwb.errors import AcwbError, DoesNotFitError, InfeasibleBudgetError, check_count, check_maker
 from acwb.evaluation.baselines import eager, planned
 from acwb.evaluation.fresh_process import run_in_fresh_process
 from acwb.evaluation.measurement import ROUNDS, seconds_of
@@ -226,6 +226,7 @@ def sweep(
     Example:
         >>> acwb.sweep(acwb.models.resnet152, [4, 8, 16], reduction=0.5, path="results/sweep.json")
     """
+    check_maker("sweep", subject)
     sizes = list(batch_sizes)
     _check_sizes(sizes, budget, reduction)
     check_count("rounds", rounds)

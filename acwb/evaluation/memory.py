@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from acwb._torch import DispatchMode, pytree, storage_id
+from acwb.capture.optimizer_step import state_tensors
 from acwb.capture.step import TracedStep
 from acwb.evaluation.fresh_process import run_concurrently, run_in_fresh_process
 from acwb.profiling.devices import available_bytes, meter_of
@@ -69,14 +70,23 @@ def peak_live_bytes(action: Action, warm_up: bool = True) -> int:
 
 def tensor_peak_bytes(step: TracedStep) -> int:
     """Peak of live storages in a steady-state run of the step, static memory included."""
-    return step.graph.static_bytes + peak_live_bytes(step.run)
+    step.run()
+    return static_bytes(step) + peak_live_bytes(step.run, warm_up=False)
+
+
+def static_bytes(step: TracedStep) -> int:
+    """Bytes of the tensors that exist before a run of the step, as they are now; views count once."""
+    names = {id(slot.tensor): slot.name for slot in step.slots}
+    state = state_tensors(step.optimizer, names).values() if step.optimizer is not None else ()
+    tensors = [*(slot.tensor for slot in step.slots), *step.batch.tensors, *state, *step.constants.values()]
+    return sum({storage_id(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
 
 
 def allocated_peak_bytes(step: TracedStep) -> int:
     """Peak of torch's allocator in a steady-state run of the step: static memory and kernels' workspaces included."""
     step.run()
     step.free_gradients()
-    return step.graph.static_bytes + allocated_growth(step.run, step.device)
+    return static_bytes(step) + allocated_growth(step.run, step.device)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from acwb._torch import pytree
 from acwb.capture.step import TracedStep
 from acwb.errors import AcwbError, check_count
 from acwb.files import Saved
+from acwb.rollback import defer_signals
 from acwb.subject import Step, Subject
 
 LOSS, GRADIENT, PARAMETER, BUFFER = "loss", "gradient", "parameter", "buffer"
@@ -136,9 +137,9 @@ def compare(subject: Subject, step: Step, iterations: int = 1) -> Verification:
     differences: list[Difference] = []
     counts: Counter[str] = Counter()
     error = 0.0
-    with _restored(subject):
+    with defer_signals() as signals, _restored(subject), signals.admit():
         for iteration in tqdm(range(1, iterations + 1), desc="verifying", leave=False):
-            with _restored(subject):
+            with defer_signals() as inner, _restored(subject), inner.admit():
                 ours = {name: _copy(value) for name, value in _snapshot(subject, step).items()}
             theirs = _snapshot(subject, subject.eager_step)
             counts = Counter(kind for kind, _ in theirs)

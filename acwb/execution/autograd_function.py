@@ -4,8 +4,7 @@ The forward half hands its values over in a list, which the backward half emptie
 nothing. Every call has its own random states. What the model updates is written when the forward half is over.
 """
 
-from collections.abc import Callable, Hashable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,8 @@ from acwb.core.graph import Role
 from acwb.errors import AcwbError
 from acwb.execution.output_tree import OutputTree
 from acwb.execution.partition import PartitionedStep, partition
-from acwb.execution.rewriter import state_name
+from acwb.execution.rewriter import rewrite, state_name
+from acwb.execution.tangent_layouts import Layout, same_forward_plan, strides_of
 from acwb.planning.plan import Plan
 from acwb.rollback import defer_signals, rollback_on_error
 
@@ -26,15 +26,27 @@ Arguments = dict[int | str, Any]  # of one call: positional ones by number, keyw
 
 
 class PlannedCall:
-    """Forward and backward of a model by one plan, for arguments of one spec."""
+    """Forward and backward of a model by one plan, for arguments of one spec and tangents of one layout.
 
-    def __init__(self, step: TracedStep, chosen: Plan, tree: OutputTree) -> None:
+    Tangents of another layout get a backward of their own, from the values that this forward saved; `capture_again`
+    captures the step for them.
+    """
+
+    def __init__(
+        self,
+        step: TracedStep,
+        chosen: Plan,
+        tree: OutputTree,
+        capture_again: Callable[[Layout], TracedStep],
+    ) -> None:
         self.plan = chosen
+        self._capture_again = capture_again
+        self._other_layouts: dict[Layout, PartitionedStep] = {}
         self.tree = tree
         self.step = step
-        states = [state_name(name) for name in chosen.schedule.replayed(chosen.profile.graph)]
         self.state_bytes = chosen.profile.graph.environment.random_state_bytes
-        self.parts: PartitionedStep = partition(step, states)
+        self.parts = _partitioned(step, chosen)
+        self.layout = strides_of(self.parts.tangents)
         self.draws = any(op.random for op in step.graph.ops)
         parameters = [position for position, slot in enumerate(step.slots) if slot.role is Role.PARAMETER]
         self.trained = tuple(
@@ -52,15 +64,28 @@ class PlannedCall:
         outputs = apply(self, inputs, *(inputs[position] for position, _ in self.trained))
         return self.tree.filled(outputs)
 
+    def parts_for(self, layout: Layout) -> PartitionedStep:
+        """The phases for tangents of this layout; their forward phase saves nothing that this plan's does not save."""
+        if layout == self.layout:
+            return self.parts
+        if layout not in self._other_layouts:
+            with torch.enable_grad():
+                step = self._capture_again(layout)
+            chosen = same_forward_plan(self.plan, step)
+            parts = _partitioned(rewrite(step, chosen), chosen)
+            for needed, have in ((parts.saved, self.parts.saved), (parts.read, self.parts.read)):
+                if not set(needed) <= set(have):
+                    raise AcwbError(
+                        f"The tangents of the model's outputs have strides {dict(layout)}, not those that were planned "
+                        f"for ({dict(self.layout)}), and need values that were not saved: pass to checkpoint the "
+                        "loss_fn that tells their layout."
+                    )
+            self._other_layouts[layout] = parts
+        return self._other_layouts[layout]
 
-class PlanCache(dict[Hashable, PlannedCall]):
-    """The programs of a model. A copy of the model has none: they are for the very tensors that they were made with."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "PlanCache":
-        return PlanCache()
-
-    def __reduce__(self) -> tuple[type["PlanCache"], tuple[()]]:
-        return PlanCache, ()
+def _partitioned(step: TracedStep, chosen: Plan) -> PartitionedStep:
+    return partition(step, [state_name(name) for name in chosen.schedule.replayed(chosen.profile.graph)])
 
 
 class _PlannedFunction(torch.autograd.Function):
@@ -70,12 +95,11 @@ class _PlannedFunction(torch.autograd.Function):
     def forward(ctx: Any, program: PlannedCall, inputs: list[torch.Tensor], *_trained: torch.Tensor) -> Any:
         parts, device = program.parts, program.step.device
         states = [torch.empty(program.state_bytes, dtype=torch.uint8) for _ in parts.states]
-        with ExitStack() as writing:
+        with defer_signals() as signals:
             with rollback_on_error(device, program.draws):
-                with below_autograd(device):
+                with below_autograd(device), signals.admit():
                     outputs, saved, updates = parts.forward(*inputs, *states)
                 former = {position: inputs[position].clone() for position in parts.stale}
-                writing.enter_context(defer_signals())
             if program.step.updated:
                 foreach_copy([inputs[position] for position in program.step.updated], updates)
         del updates
@@ -92,28 +116,35 @@ class _PlannedFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
-        program, parts = ctx.program, ctx.program.parts
+        program = ctx.program
         if ctx.saved is None:
             raise RuntimeError(
                 "backward was called twice, but what it reads is given up by the first: use retain_graph=True there."
             )
         _check_tangents(program, tangents)
         _check_versions(ctx)
-        saved, read, states = ctx.saved, ctx.read, ctx.states
-        if keeps_graph():
-            saved = list(saved)
-        else:
+        given = {at: tangents[at].resolve_conj().resolve_neg() for at in program.parts.tangents}
+        parts = program.parts_for(strides_of(given))
+        saved = _pick(parts.saved, program.parts.saved, ctx.saved)
+        read = _pick(parts.read, program.parts.read, ctx.read)
+        states = _pick(parts.states, program.parts.states, ctx.states)
+        if not keeps_graph():
             ctx.saved = ctx.read = ctx.states = None
-        given = [_laid_out(tangents[at], strides) for at, strides in parts.tangent_strides.items()]
-        with rollback_on_error(program.step.device, program.draws), below_autograd(program.step.device):
-            gradients = parts.backward(saved, *read, *states, *given)
+        device = program.step.device
+        with (
+            defer_signals() as signals,
+            rollback_on_error(device, program.draws),
+            below_autograd(device),
+            signals.admit(),
+        ):
+            gradients = parts.backward(saved, *read, *states, *(given[at] for at in parts.tangents))
         return (None, None, *(gradients[number] for _, number in program.trained))
 
 
 def _check_tangents(program: PlannedCall, tangents: tuple[torch.Tensor | None, ...]) -> None:
     """Refuse tangents of other outputs than those that the plan is made for."""
     for name, at, tangent in zip(program.tree.names, range(len(tangents)), tangents, strict=True):
-        if (tangent is None) == (at in program.parts.tangent_strides):
+        if (tangent is None) == (at in program.parts.tangents):
             what = "is not computed from" if tangent is None else "is also computed from"
             raise AcwbError(
                 f"The loss {what} {name}, other than planned: pass to checkpoint the loss_fn that tells what the loss "
@@ -121,29 +152,30 @@ def _check_tangents(program: PlannedCall, tangents: tuple[torch.Tensor | None, .
             )
 
 
-def _versions(ctx: Any) -> list[int]:
-    """Version counters of the tensors that the backward pass reads, without those that the model itself updates."""
+def _versions(ctx: Any) -> list[tuple[int, int]]:
+    """Version counters and addresses of what the backward pass reads, without what the model itself updates.
+
+    The address tells that `.data` was set, which counts as no change for autograd; a change in place through `.data`
+    cannot be told.
+    """
     parts, updated = ctx.program.parts, ctx.program.step.updated
     read = [tensor for position, tensor in zip(parts.read, ctx.read, strict=True) if position not in updated]
-    return [version(tensor) for tensor in (*read, *ctx.saved)]
+    return [(version(tensor), tensor.data_ptr()) for tensor in (*read, *ctx.saved)]
 
 
 def _check_versions(ctx: Any) -> None:
     """Raise, as autograd does, if a tensor that the backward pass reads was modified in place."""
     if ctx.versions != _versions(ctx):
         raise RuntimeError(
-            "A parameter, an input or an output that the backward pass needs was modified in place after the forward "
-            "pass: modify a copy, or call backward before."
+            "A parameter, an input or an output that the backward pass needs was modified in place, or had its .data "
+            "set, after the forward pass: modify a copy, or call backward before."
         )
 
 
-def _laid_out(tangent: Any, strides: tuple[int, ...]) -> torch.Tensor:
-    """A tangent in the layout in which it was recorded."""
-    if tangent.stride() == strides:
-        result: torch.Tensor = tangent
-        return result
-    empty = torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device)
-    return empty.copy_(tangent)
+def _pick(wanted: Sequence[Any], names: Sequence[Any], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Those of `values`, which have these `names`, that are wanted, in their order."""
+    by_name = dict(zip(names, values, strict=True))
+    return [by_name[name] for name in wanted]
 
 
 def as_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:

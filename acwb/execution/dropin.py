@@ -22,21 +22,22 @@ from acwb.capture.tracer import LossFunction, capture
 from acwb.capture.validation import describe_value
 from acwb.core.graph import Role, StepGraph, Storage
 from acwb.core.profile import Profile
-from acwb.errors import AcwbError, ChangedStepError, warn_user
-from acwb.execution.autograd_function import Arguments, PlanCache, PlannedCall, as_arguments
+from acwb.errors import AcwbError, ChangedStepError
+from acwb.execution.autograd_function import Arguments, PlannedCall, as_arguments
 from acwb.execution.loss_probe import arguments_of_call, probe_loss
 from acwb.execution.output_tree import LossInputs, OutputTree, flatten_output
 from acwb.execution.partition import inputs_overwritten_before_backward
+from acwb.execution.plan_cache import PlanCache
 from acwb.execution.rewriter import rewrite
 from acwb.execution.shared_module import SharedModule
+from acwb.execution.tangent_layouts import Layout, strides_for, strides_of
 from acwb.planning.plan import Plan
 from acwb.planning.planner import plan
 from acwb.profiling.profiler import profile
 from acwb.units import format_bytes, parse_bytes
 
 REPLAN, ERROR = "replan", "error"
-OWN_ATTRIBUTES = ("training", "budget_bytes")
-MAX_PLANS_BEFORE_WARNING = 16
+OWN_ATTRIBUTES = frozenset(nn.Module().__dict__) | {"budget_bytes", "_options", "_programs", "_loss_share", "_loss"}
 
 
 def checkpoint(
@@ -119,10 +120,10 @@ class Checkpointed(SharedModule):
         self._options = options
         self._programs = PlanCache()
         self._loss_share = 0.0  # what the loss needs, as a multiple of the tangents that it gives
-        self._reads: LossInputs | None = None  # what the loss function reads, once that is known
+        self._loss: LossInputs | None = None  # what the loss function reads, once that is known
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_") or name in OWN_ATTRIBUTES:
+        if name in OWN_ATTRIBUTES:
             super().__setattr__(name, value)
         else:
             setattr(self.unplanned, name, value)
@@ -147,16 +148,18 @@ class Checkpointed(SharedModule):
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans that were made, one for each spec of inputs."""
-        return tuple(program.plan for program in self._programs.values())
+        return tuple(program.plan for program in self._programs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output, by the plan for these inputs; without gradients, by the model itself."""
         if not torch.is_grad_enabled() or not any(parameter.requires_grad for parameter in self.parameters()):
             return self.unplanned(*args, **kwargs)
         arguments = as_arguments(args, kwargs)
-        program = self._programs.get(self._key(arguments))
+        spec = self._spec(arguments)
+        program = self._programs.get(spec)
         if program is None:
-            self._refuse_new(arguments)
+            if self._programs.expected(spec) is None:
+                self._refuse_new(arguments)
             program = self.prepare(arguments, self.budget_bytes)
         return program(arguments)
 
@@ -169,29 +172,41 @@ class Checkpointed(SharedModule):
                     f"Input {pytree.keystr(name)} requires grad, but a planned model has gradients for its parameters "
                     "only: plan the whole model, from what it is given to what the loss is computed from."
                 )
-        if len(self._programs) == MAX_PLANS_BEFORE_WARNING:
-            warn_user(
-                f"{MAX_PLANS_BEFORE_WARNING} plans were made for this model, each for inputs of another spec, and one "
-                "more is on its way: pad inputs to a few shapes, and pass numbers that change as tensors."
-            )
-        step, tree = _capture(self.unplanned, arguments, self._reads, options.optimizer)
+        spec = self._spec(arguments)
+        precision = _autocast(_device_of(pytree.tree_leaves(arguments)))
+        step, tree = self._capture(arguments, precision)
         if options.loss_fn is not None and batch is not None:
-            self._loss_share, read = probe_loss(options.loss_fn, self.unplanned, batch, tree, step)
-            self._reads = LossInputs(tree.names, read)
-            if read != tree.read:
-                step, tree = _capture(self.unplanned, arguments, self._reads, options.optimizer)
-        step = replace(step, graph=_with_more(step, options.accumulate))
+            self._loss_share, tangents = probe_loss(options.loss_fn, self.unplanned, batch, tree, step)
+            self._loss = LossInputs(tree.names, tangents)
+        layout = self._programs.expected(spec) or _expected_layout(tree, self._loss)
+        if layout is not None and layout != _layout_of(step):
+            step, tree = self._capture(arguments, precision, _tangents(tree, layout))
         costs = _with_loss(profile(step, repeats=options.repeats), step, self._loss_share)
         self.budget_bytes = parse_bytes(budget, costs.peak_bytes)
         chosen = plan(costs, self.budget_bytes, options.planner, options.keep, options.recompute)
         light = replace(step, batch=step.batch.without_tensors())  # or every plan would keep a batch
-        program = self._programs[self._key(arguments)] = PlannedCall(rewrite(light, chosen), chosen, tree)
+
+        def capture_again(layout: Layout) -> TracedStep:
+            self._programs.expect(spec, layout)
+            like = light.batch.with_tensors([each.filled(1) for each in light.batch.specs if each is not None])
+            again, _ = self._capture(like, precision, _tangents(tree, layout))
+            return replace(again, batch=again.batch.without_tensors())
+
+        program = PlannedCall(rewrite(light, chosen), chosen, tree, capture_again)
+        self._programs.put(spec, program)
         return program
 
-    def _key(self, arguments: Arguments) -> Hashable:
+    def _capture(
+        self, arguments: Arguments, precision: torch.dtype | None, tangents: Mapping[int, TensorSpec] | None = None
+    ) -> tuple[TracedStep, OutputTree]:
+        """The step with an external loss and the structure of the output; with `tangents` of these specs, if given."""
+        step, tree = _capture(self.unplanned, arguments, precision, self._loss, self._options.optimizer, tangents or {})
+        return replace(step, graph=_with_more(step, self._options.accumulate)), tree
+
+    def _spec(self, arguments: Arguments) -> Hashable:
         """Cache key of a plan: specs of inputs, parameters and buffers, modules' settings, autocast, kernels."""
         leaves, structure = pytree.tree_flatten(arguments)
-        model, known = self.unplanned, dict[int, Any]()
+        model, known = self.unplanned, dict[tuple[int, int], Any]()
         settings = [(id(module), *settings_of(module, known).items()) for module in model.modules()]
         return (
             str(structure),
@@ -241,23 +256,45 @@ def _describe_plan(chosen: Plan) -> str:
     return f"{inputs}: peak {peak} instead of {plain}, {chosen.overhead:+.1%} time"
 
 
+def _expected_layout(tree: OutputTree, loss: LossInputs | None) -> Layout | None:
+    """The layout of the tangents that the loss function gave for another output of the same structure."""
+    if loss is None or loss.names != tree.names:
+        return None
+    strides = {at: strides_for(tree.specs[at].shape, tangent) for at, tangent in loss.tangents.items()}
+    return tuple((at, each or tree.specs[at].strides) for at, each in sorted(strides.items()))
+
+
+def _tangents(tree: OutputTree, layout: Layout) -> dict[int, TensorSpec]:
+    return {at: replace(tree.specs[at], strides=strides, requires_grad=False) for at, strides in layout}
+
+
+def _layout_of(step: TracedStep) -> Layout:
+    """The layout of the tangents with which a step was captured."""
+    metas = [meta_of(node) for node in step.fx_graph.nodes if "tangent_of" in meta_of(node)]
+    return strides_of({meta["tangent_of"]: meta["val"] for meta in metas})
+
+
 def _capture(
-    model: nn.Module, arguments: Arguments, known: LossInputs | None, optimizer: torch.optim.Optimizer | None
+    model: nn.Module,
+    arguments: Arguments,
+    precision: torch.dtype | None,
+    known: LossInputs | None,
+    optimizer: torch.optim.Optimizer | None,
+    tangents: Mapping[int, TensorSpec],
 ) -> tuple[TracedStep, OutputTree]:
     """Capture the step of a model with an external loss, and the structure of the model's output."""
     found: list[OutputTree] = []
     device = _device_of(pytree.tree_leaves(arguments))
-    settings = _autocast(device)
 
     def call(model: nn.Module, batch: Arguments) -> tuple[torch.Tensor, ...]:
-        with torch.autocast(device.type, dtype=settings) if settings else nullcontext():
+        with torch.autocast(device.type, dtype=precision) if precision else nullcontext():
             output = _call(model, batch)
         tree, tensors = flatten_output(output, known)
         found.append(tree)
         return tuple(tensor if position in tree.read else tensor.detach() for position, tensor in enumerate(tensors))
 
     with torch.autocast(device.type, enabled=False):
-        step = capture(model, arguments, call, optimizer, external_loss=True)
+        step = capture(model, arguments, call, optimizer, external_loss=True, tangents=tangents)
     return step, found[-1]
 
 
@@ -294,10 +331,11 @@ def _as_arguments(example: object) -> Arguments:
 
 def _with_loss(costs: Profile, step: TracedStep, share: float) -> Profile:
     """A profile in which the loss has its memory where its tangents are made."""
-    tangents = [node.name for node in step.fx_graph.nodes if "tangent_of" in meta_of(node)]
-    size = sum(step.graph.storage[name].bytes for name in tangents)
-    more = max(0, round(share * size) - size)
-    return replace(costs, workspace_bytes={**costs.workspace_bytes, tangents[0]: more})
+    tangents = [node for node in step.fx_graph.nodes if "tangent_of" in meta_of(node)]
+    elements = sum(meta_of(node)["val"].nbytes for node in tangents)
+    own = step.graph.storage[tangents[0].name].bytes  # in the graph, the others are made after it
+    more = max(0, round(share * elements) - own)
+    return replace(costs, workspace_bytes={**costs.workspace_bytes, tangents[0].name: more})
 
 
 def _with_more(step: TracedStep, accumulate: bool) -> StepGraph:

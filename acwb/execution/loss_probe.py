@@ -11,6 +11,7 @@ from torch import nn
 
 from acwb import rng
 from acwb.capture.step import TracedStep
+from acwb.capture.tensor_specs import TensorSpec
 from acwb.capture.tracer import LossFunction
 from acwb.errors import AcwbError
 from acwb.execution.autograd_function import Arguments, as_arguments
@@ -53,19 +54,20 @@ def arguments_of_call(loss_fn: LossFunction, model: nn.Module, batch: object) ->
 
 def probe_loss(
     loss_fn: LossFunction, model: nn.Module, batch: object, tree: OutputTree, step: TracedStep
-) -> tuple[float, tuple[int, ...]]:
-    """The memory that a loss takes, as a multiple of its tangents, and which outputs it is computed from."""
-    outputs = tuple(
-        torch.ones(spec.shape, dtype=spec.dtype, device=spec.device, requires_grad=spec.requires_grad)
-        for spec in tree.specs
-    )
+) -> tuple[float, dict[int, TensorSpec]]:
+    """The memory that a loss takes, as a multiple of its tangents' elements, and the specs of these.
+
+    They are by the positions of the outputs that the loss is computed from.
+    """
+    outputs = tuple(spec.filled(1).requires_grad_(spec.requires_grad) for spec in tree.specs)
     wanted = [position for position, spec in enumerate(tree.specs) if spec.requires_grad]
     device = step.device
     meter = meter_of(device)
     with rng.preserved(device), torch.enable_grad(), meter, meter.watch("loss"):
         loss = loss_fn(_StandIn(model, lambda _: tree.filled(outputs)), batch)
         tangents = torch.autograd.grad(loss, [outputs[position] for position in wanted], allow_unused=True)
-    read = tuple(at for at, tangent in zip(wanted, tangents, strict=True) if tangent is not None)
+    read = {at: tangent for at, tangent in zip(wanted, tangents, strict=True) if tangent is not None}
     if not read:
         raise AcwbError("loss_fn does not compute the loss from what the model gives, so nothing would be trained.")
-    return meter.growth()["loss"] / sum(each.nbytes for each in tangents if each is not None), read
+    share = meter.growth()["loss"] / sum(tangent.nbytes for tangent in read.values())
+    return share, {at: TensorSpec.of(tangent) for at, tangent in read.items()}

@@ -1,5 +1,6 @@
 """A model's output as a tree: tensors in tuples and dicts, flattened and unflattened."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +44,15 @@ class Constant:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """The tensors of a model's output from which the loss is computed."""
+    """The tensors of a model's output from which the loss is computed.
+
+    Attributes:
+        names: of all tensors of the output.
+        tangents: the specs of the tangents that the loss gives, by the positions of those that it is computed from.
+    """
 
     names: tuple[str, ...]
-    read: tuple[int, ...]
+    tangents: Mapping[int, TensorSpec]
 
 
 def flatten_output(output: Any, known: LossInputs | None) -> tuple[OutputTree, tuple[torch.Tensor, ...]]:
@@ -76,5 +82,5 @@ def flatten_output(output: Any, known: LossInputs | None) -> tuple[OutputTree, t
             f"The model gives {describe_value(output)}, of which nothing requires grad: nothing to train."
         )
     losses = [position for position in wanted if names[position] in ("output['loss']", "output.loss")]
-    read = known.read if known is not None and known.names == tuple(names) else tuple(losses or wanted)
+    read = tuple(known.tangents) if known is not None and known.names == tuple(names) else tuple(losses or wanted)
     return OutputTree(structure, tuple(leaves), tuple(names), specs, read), tuple(tensors.values())

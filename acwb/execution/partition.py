@@ -15,6 +15,7 @@ from torch import fx
 from acwb._torch import storage_id
 from acwb.capture.node_meta import meta_of, step_outputs
 from acwb.capture.step import TracedStep
+from acwb.capture.tensor_specs import TensorSpec
 from acwb.core.graph import Phase, Role
 
 # They take running statistics, which in training have no part in what they give that is of use after the forward phase.
@@ -36,7 +37,8 @@ class PartitionedStep:
         read: the positions of the inputs that the backward phase reads.
         stale: those of them that are written back in between, so that it must be given their former values.
         states: the names of the random states that the forward phase keeps and the backward phase replays from.
-        tangent_strides: the positions of the outputs whose tangents the backward phase takes, and the strides of these.
+        saved: the names of the values saved for backward, in the order of that list.
+        tangents: the positions of the outputs whose tangents the backward phase takes, and the specs of these.
     """
 
     forward: Callable[..., tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]]
@@ -44,7 +46,8 @@ class PartitionedStep:
     read: tuple[int, ...]
     stale: tuple[int, ...]
     states: tuple[str, ...]
-    tangent_strides: dict[int, tuple[int, ...]]
+    saved: tuple[str, ...]
+    tangents: dict[int, TensorSpec]
 
 
 def pop_saved(values: list[Any]) -> Any:
@@ -92,7 +95,8 @@ def partition(step: TracedStep, states: Sequence[str]) -> PartitionedStep:
         read,
         stale=tuple(position for position in step.updated if _matters(inputs[position], second)),
         states=tuple(node.target for node in kept),
-        tangent_strides={meta_of(node)["tangent_of"]: _strides(meta_of(node)["val"]) for node in tangents},
+        tangents={meta_of(node)["tangent_of"]: TensorSpec.of(meta_of(node)["val"]) for node in tangents},
+        saved=tuple(node.name for node in saved),
     )
 
 
@@ -113,12 +117,6 @@ def inputs_overwritten_before_backward(step: TracedStep) -> list[int]:
     """Positions of inputs that the step overwrites although some plan's backward phase reads their old values."""
     inputs = step.fx_graph.find_nodes(op="placeholder")
     return [position for position in step.updated if _matters(inputs[position], list(inputs[position].users))]
-
-
-def _strides(value: torch.Tensor) -> tuple[int, ...]:
-    """The layout in which a tangent is taken: as recorded, but with memory of its own for every element."""
-    overlaps = any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))
-    return torch.empty(value.shape, device="meta").stride() if overlaps else value.stride()
 
 
 def _matters(node: fx.Node, readers: Sequence[fx.Node]) -> bool:

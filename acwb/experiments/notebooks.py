@@ -5,12 +5,14 @@ be read where nothing runs, without the state of widgets. A notebook is replaced
 """
 
 import os
+import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import nbformat
 from nbclient import NotebookClient
@@ -40,11 +42,26 @@ def with_parameters(notebook: nbformat.NotebookNode, scale: str, folder: Path) -
 
 
 def run_notebook(
-    path: Path, scale: str, folder: Path, on_cell: Callable[[int, int], None] | None = None
+    path: Path,
+    scale: str,
+    folder: Path,
+    on_cell: Callable[[int, int], None] | None = None,
+    stand_ins: Mapping[str, str] = MappingProxyType({}),
 ) -> nbformat.NotebookNode:
-    """Run a notebook from its first cell to its last; `on_cell(number, total)` is called before each code cell."""
+    """Run a notebook from its first cell to its last.
+
+    Args:
+        path: of the notebook.
+        scale: one of `scales.SCALES`.
+        folder: for its results.
+        on_cell: `on_cell(number, total)` is called before each code cell.
+        stand_ins: words of its code, with others to put in their places: smaller models, to see only that it runs.
+    """
     from_there = Path(os.path.relpath(folder, path.parent))  # what a cell prints must not tell whose machine it was
     notebook = with_parameters(nbformat.read(path, as_version=4), scale, from_there)
+    for cell in notebook.cells if stand_ins else ():
+        for word, other in stand_ins.items():
+            cell.source = re.sub(rf"\b{re.escape(word)}\b", other, cell.source)
     place = {"metadata": {"path": str(path.parent)}}
     quiet = ["--log-level=ERROR"]  # a kernel warns of its sockets, which are this machine's own
     code = [number for number, cell in enumerate(notebook.cells) if cell.cell_type == "code"]

@@ -16,7 +16,7 @@ from scipy.sparse import csr_array
 
 from acwb.core.graph_arrays import Array
 from acwb.core.profile import Profile
-from acwb.errors import AcwbError
+from acwb.errors import AcwbError, check_type
 from acwb.planning.problem import PlanningProblem, slot_of
 from acwb.units import parse_bytes
 
@@ -37,6 +37,7 @@ def lower_bound(profile: Profile, budget: int | float | str) -> float:
     Example:
         >>> acwb.lower_bound(profile, "1.5GiB") / profile.step_seconds
     """
+    check_type("lower_bound", profile, Profile, "acwb.profile")
     size = parse_bytes(budget, profile.peak_bytes)
     needed = _bytes_needed(profile)
     over = numpy.flatnonzero(needed > size)

@@ -10,7 +10,7 @@ from acwb import files
 from acwb.core.graph import Role
 from acwb.core.profile import Profile
 from acwb.core.schedule import Run, with_frees
-from acwb.errors import AcwbError, InfeasibleBudgetError
+from acwb.errors import AcwbError, InfeasibleBudgetError, check_type
 from acwb.planning.bounds import lower_bound
 from acwb.planning.frontier_search import DEFAULT_EFFORT, FrontierPoint, SearchEffort, descend, non_dominated
 from acwb.planning.pins import NO_PINS, Pins, resolve_pins
@@ -18,6 +18,7 @@ from acwb.planning.plan import Plan
 from acwb.planning.problem import PlanningProblem
 from acwb.planning.recompute_state import ChangeLog, runs_of_sites
 from acwb.units import format_bytes, parse_bytes
+from acwb.value_checks import check_value
 
 BOUND_COUNT = 24  # budgets at which `Frontier.bounds` has a lower bound, beside the floor
 MAX_LISTED_STORAGES = 5  # in the message on an infeasible budget
@@ -60,7 +61,13 @@ class Frontier:
         point = self.point_within(max(size - reserve, self.floor_bytes))
         if point is None or point.peak_bytes > size:
             raise self.infeasible(size)
-        return self.plan(point, size)
+        plan = self.plan(point, size)
+        if not plan.fits:
+            raise AcwbError(
+                f"The frontier has a plan of {format_bytes(point.peak_bytes)}, but its peak is "
+                f"{format_bytes(plan.timeline.peak_bytes)}: make the frontier of this profile again."
+            )
+        return plan
 
     def point_within(self, size: int) -> FrontierPoint | None:
         """The fastest point whose peak is at most `size` bytes, without any reserve."""
@@ -131,7 +138,11 @@ class Frontier:
             points = tuple(_point_from_json(problem, item) for item in content["points"])
             if not points or non_dominated(list(points)) != list(points):
                 raise ValueError("its points are not a frontier")
-        return cls(problem, points)
+            frontier = cls(problem, points)
+            for point in (points[0], points[-1]):
+                if frontier.plan(point).timeline.peak_bytes != point.peak_bytes:
+                    raise ValueError(f"the peak of its plan for {point.peak_bytes:,} bytes is another one")
+        return frontier
 
     def infeasible(self, size: int) -> InfeasibleBudgetError:
         """The error for a budget below the floor: it names the floor, its op and the largest storages alive there."""
@@ -144,7 +155,7 @@ class Frontier:
             f"No plan fits in {format_bytes(size)} ({size:,} bytes): the least is {format_bytes(self.floor_bytes)} "
             f"({self.floor_bytes:,} bytes), at {op}, where {format_bytes(self._problem.graph.static_bytes)} of "
             f"parameters, inputs and optimizer state stand beside {listed}. Give at least that, or use a smaller "
-            "batch.",
+            "batch. The search for the least follows measured times: another profile may give a slightly other one.",
             self.floor_bytes,
             op,
             tuple(alive),
@@ -168,6 +179,8 @@ class Frontier:
 
 
 def _point_from_json(problem: PlanningProblem, item: dict[str, Any]) -> FrontierPoint:
+    check_value(item["peak_bytes"], int, "peak_bytes")
+    check_value(item["seconds"], float, "seconds")
     changes = [(rank, tuple(ops), ()) for rank, ops in item["recompute_sites"]]
     for rank, ops, _ in changes:
         if not 0 <= rank < problem.count or not all(problem.may_recompute(op) for op in ops):
@@ -190,6 +203,7 @@ def frontier(profile: Profile, keep: str | Iterable[str] = (), recompute: str | 
         >>> frontier = acwb.frontier(profile)
         >>> plan = frontier.at("2.5GiB")
     """
+    check_type("frontier", profile, Profile, "acwb.profile")
     return explore(profile, resolve_pins(profile.graph, keep, recompute))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from acwb.core.graph import StepGraph
-from acwb.errors import AcwbError
+from acwb.errors import AcwbError, quoted
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ def resolve_pins(graph: StepGraph, keep: str | Iterable[str] = (), recompute: st
 
 
 def _resolve(graph: StepGraph, names: str | Iterable[str], kind: str) -> frozenset[str]:
+    if not isinstance(names, Iterable):
+        raise AcwbError(f"{kind} is {quoted(names)}: give op names, module paths or regular expressions as text.")
     listed = [names] if isinstance(names, str) else list(names)
     return frozenset(storage for name in listed for storage in _matching(graph, name, kind))
 

@@ -25,6 +25,7 @@ from acwb.planning import plan_tables
 from acwb.planning.bounds import lower_bound
 from acwb.planning.explain import explain_kept, explain_recomputed, explain_swapped, find_activation
 from acwb.units import format_bytes, format_seconds
+from acwb.value_checks import check_fields
 
 
 class Decision(StrEnum):
@@ -154,6 +155,12 @@ class Plan:
         with files.open_saved(path, "Plan") as content:
             stamp = content["fingerprint"]
             entries = tuple(_entry_from_json(item) for item in content["entries"])
+            if stamp != profile.graph.fingerprint:
+                environment = profile.graph.environment
+                raise AcwbError(
+                    f"{path} is a plan for another graph than that of this profile ({profile.graph.title}, "
+                    f"{', '.join(environment.batch)}): plan this one."
+                )
             plan = cls(
                 profile,
                 Schedule(entries),
@@ -162,12 +169,13 @@ class Plan:
                 content["claimed_peak_bytes"],
                 content["proved_seconds"],
             )
-        if stamp != profile.graph.fingerprint:
-            environment = profile.graph.environment
-            raise AcwbError(
-                f"{path} is a plan for another graph than that of this profile ({profile.graph.title}, "
-                f"{', '.join(environment.batch)}): plan this one."
-            )
+            check_fields(plan)
+            runs = [entry.op for entry in entries if isinstance(entry, Run) and not entry.copy]
+            if runs != [op.name for op in profile.graph.ops]:
+                raise ValueError("its schedule does not run every op of the step once, in order")
+            if any(entry.copy > len(entries) for entry in entries):
+                raise ValueError("its schedule has more copies than entries")
+            simulate(profile, plan.schedule)  # refuses one that cannot be followed
         return plan
 
     def to_csv(self, folder: str | os.PathLike[str]) -> tuple[Path, Path]:

@@ -6,7 +6,7 @@ To add a planner, write a function of a profile and a budget in bytes, and add i
 from collections.abc import Callable, Iterable
 
 from acwb.core.profile import Profile
-from acwb.errors import AcwbError
+from acwb.errors import AcwbError, check_type
 from acwb.planning.frontier import explore
 from acwb.planning.heuristics import keep_all, per_block, recompute_all, sqrt_n
 from acwb.planning.mu_two import mu_two
@@ -47,7 +47,8 @@ def plan(
         >>> plan = acwb.plan(profile, budget="1.5GiB")
         >>> plan.timeline.peak_bytes
     """
-    if planner != "frontier" and planner not in PLANNERS:
+    check_type("plan", profile, Profile, "acwb.profile")
+    if not isinstance(planner, str) or (planner != "frontier" and planner not in PLANNERS):
         raise AcwbError(f"There is no planner {planner!r}: choose one of frontier, {', '.join(PLANNERS)}.")
     size = parse_bytes(budget, profile.peak_bytes)
     pins = resolve_pins(profile.graph, keep, recompute)

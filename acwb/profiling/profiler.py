@@ -19,6 +19,7 @@ from acwb.errors import AcwbError, check_count
 from acwb.profiling import devices, process_memory
 from acwb.profiling.instruments import BlockPolicy, OpTimer, WorkspaceMeter, blocks_kept, rule_label
 from acwb.profiling.replay import Replay, Swapper, SwappingReplay, state_preserved
+from acwb.rollback import defer_signals
 
 # Workspaces are unknown before the step is profiled: it fits if its storages, times this factor, do.
 WORKSPACE_FACTOR = 1.1
@@ -41,7 +42,7 @@ def profile(step: TracedStep, repeats: int = 3, swap: bool | None = None) -> Pro
     check_count("repeats", repeats)
     device = step.device
     clock, meter = devices.clock_of(device), devices.meter_of(device)
-    with state_preserved(step) as tensors:
+    with defer_signals() as signals, state_preserved(step) as tensors, signals.admit():
         swapped = not fits(step.graph, device) if swap is None else swap
         swapper = Swapper(devices.space_of(device), clock)
         replay = SwappingReplay(step, tensors, swapper) if swapped else Replay(step, tensors)

@@ -37,14 +37,6 @@ def test_each_value_is_dropped_at_its_last_use() -> None:
     assert held < meter.peak < made
 
 
-def test_autocast_around_a_run_changes_nothing() -> None:
-    inside, outside = MAKERS["batch_norm"](), MAKERS["batch_norm"]()
-    steps = [acwb.trace(each) for each in (inside, outside)]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = steps[0].run()
-    assert torch.equal(loss, steps[1].run())
-
-
 def test_many_runs_leak_no_memory() -> None:
     subject = MAKERS["attention"]()
     step = acwb.trace(subject)

@@ -385,7 +385,7 @@ def test_a_model_that_was_changed_is_refused() -> None:
     changed(lambda model: model.append(nn.Linear(4, 4)), "Module 3 was added, removed or replaced")
     changed(lambda model: model.pop(2), "Module 2 was added, removed or replaced")
     changed(lambda model: model.__setitem__(2, nn.Linear(4, 4)), "Module 2 was added, removed or replaced")
-    changed(lambda model: setattr(model[1], "p", 0.9), r"Module 1 has p = 0.9, but the step was captured with 0.5")
+    changed(lambda model: setattr(model[1], "p", 0.9), r"Module 1 has p = 0.9, not 0.5, with which the step")
     changed(lambda model: model[0].register_forward_hook(print), "Module 0 has other hooks than at capture")
     changed(lambda model: model[0].weight.register_hook(print), "0.weight has hooks on its gradient")
 

@@ -8,6 +8,7 @@ import pytest
 
 import acwb
 from acwb.core.graph import Activation, Environment, Op, Phase, Role, StepGraph, Storage
+from support.saved_files import content_of
 
 ENVIRONMENT = Environment("2.13.0", "cpu", "Chain", "SGD", "float32", ("batch[0]: float32[1]",))
 
@@ -89,7 +90,7 @@ def test_a_file_that_is_not_a_graph_is_refused(tmp_path: Path, text: str, messag
 
 def test_a_tampered_file_is_refused(tmp_path: Path) -> None:
     chain().save(tmp_path / "graph.json")
-    content = json.loads((tmp_path / "graph.json").read_text())
+    content = content_of(tmp_path / "graph.json")
     content["ops"][1]["phase"] = "sideways"
     (tmp_path / "graph.json").write_text(json.dumps(content))
     with pytest.raises(acwb.AcwbError, match="sideways"):

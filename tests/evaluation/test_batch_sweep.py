@@ -12,6 +12,7 @@ import acwb
 from acwb.evaluation import batch_sweep, measurement, memory
 from acwb.subject import Subject
 from support.processes import in_this_process
+from support.saved_files import content_of
 
 
 def make(batch_size: int) -> Subject:
@@ -62,7 +63,7 @@ def test_a_sweep_measures_both_sides_and_goes_on_where_it_stopped(
     assert "predicted ×" in repr(found)
     with pytest.raises(acwb.AcwbError, match="holds another sweep"):
         acwb.sweep(make, [32], reduction=0.4, rounds=2, path=path)
-    content = json.loads(path.read_text())
+    content = content_of(path)
     content["points"][0]["fingerprint"] = "of another model"
     path.write_text(json.dumps(content))
     monkeypatch.setattr(batch_sweep, "_point", lambda *arguments: (measured.append(arguments[1]), found.points[0])[1])

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import acwb
 from acwb.evaluation.memory import LiveBytesMeter, peak_live_bytes
 from acwb.execution.dropin import Checkpointed
+from acwb.execution.plan_cache import MAX_PLANS
 from acwb.models import classification_loss
 from acwb.profiling.devices import meter_of
 from acwb.subject import Subject
@@ -335,6 +336,47 @@ def test_attributes_are_the_models_own() -> None:
     assert len(model.plans) == 2  # one for each setting
 
 
+def test_private_attributes_reach_the_model_too() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self._scale = 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * self._scale
+
+    model, x = Scaled(), torch.randn(3, 4)
+    drop = acwb.checkpoint(model, (x,), ENOUGH, repeats=1)
+    drop._scale = 3.0
+    assert model._scale == 3.0
+    assert torch.equal(drop(x), model(x))
+
+
+def test_beyond_a_bound_the_least_recently_used_plan_is_given_up_and_that_is_told_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    drop = acwb.checkpoint(model, (torch.randn(1, 4),), ENOUGH, planner="keep_all", repeats=1)
+    for size in range(2, MAX_PLANS + 1):
+        drop(torch.randn(size, 4))
+    drop(torch.randn(1, 4))  # used again, so that the plan for 2 is the oldest
+    with pytest.warns(UserWarning, match="least recently used"):
+        drop(torch.randn(MAX_PLANS + 1, 4))
+    drop(torch.randn(MAX_PLANS + 2, 4))  # without another warning, which would be an error
+    planned_for = {int(re.search(r"\[(\d+),", plan.profile.graph.environment.batch[0])[1]) for plan in drop.plans}
+    assert planned_for == {1, *range(4, MAX_PLANS + 3)}
+    drop(torch.randn(2, 4)).sum().backward()
+    assert len(drop.plans) == MAX_PLANS
+
+
+def test_a_parameter_whose_data_is_set_between_forward_and_backward_is_refused() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU(), nn.Linear(4, 4)), torch.randn(3, 4)
+    drop = acwb.checkpoint(model, (x,), ENOUGH, planner="recompute_all", repeats=1)
+    loss = drop(x).square().sum()
+    model[1].weight.data = torch.zeros(4)
+    with pytest.raises(RuntimeError, match=r"had its \.data set"):
+        loss.backward()
+
+
 class Leaving(nn.Module):
     def __init__(self, share: bool) -> None:
         super().__init__()
@@ -433,7 +475,7 @@ def test_what_autograd_would_get_wrong_is_refused() -> None:
     loss = subject.loss_fn(model, subject.batch)
     with torch.no_grad():
         model.fc.weight.add_(1)
-    with pytest.raises(RuntimeError, match="modified in place after the forward pass"):
+    with pytest.raises(RuntimeError, match="modified in place"):
         loss.backward()
     images = subject.batch[0]
     scores = model(images)

@@ -64,6 +64,26 @@ def profiled(graph: StepGraph, workspace: dict[str, int] | None = None) -> Profi
     return Profile(graph, seconds, workspaces, nothing, nothing, CONDITIONS)
 
 
+def network(blocks: int = 4) -> StepGraph:
+    """Blocks of two ops each, in modules "block.0", "block.1", …; every result is read again in the backward phase."""
+    lines: list[Line] = []
+    last = "x"
+    for number in range(blocks):
+        lines += [("F", f"a{number}", f"{last} w", 10), ("F", f"b{number}", f"a{number}", 10)]
+        last = f"b{number}"
+    lines += [("F", "loss", last, 1), ("B", "one", "", 1)]
+    previous = "one"
+    for number in reversed(range(blocks)):
+        lines += [("B", f"gb{number}", f"{previous} b{number}", 10), ("B", f"ga{number}", f"gb{number} a{number}", 10)]
+        previous = f"ga{number}"
+    graph = draw({"x": 10, "w": 10}, lines, "loss", {"w": previous})
+    ops = [
+        dataclasses.replace(op, module=f"block.{op.name[-1]}.{op.name[0]}") if op.name[-1].isdigit() else op
+        for op in graph.ops
+    ]
+    return dataclasses.replace(graph, ops=tuple(ops))
+
+
 def with_rules(graph: StepGraph) -> StepGraph:
     """The step with a recompute rule for every forward op with two outputs: from its first input and second output."""
     ops = [
