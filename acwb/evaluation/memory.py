@@ -33,24 +33,31 @@ class LiveBytesMeter(DispatchMode):
         self.live = 0
         self.peak = 0
         self.curve: list[tuple[str, int]] = []
-        self._known: set[int] = set()
+        self._followed: dict[int, Any] = {}  # the finalizer of each storage, by its id
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         existing = {storage_id(tensor) for tensor in _tensors((args, kwargs))}
         result = function(*args, **(kwargs or {}))
         for tensor in _tensors(result):
             storage = tensor.untyped_storage()
-            if storage_id(storage) not in self._known and storage_id(storage) not in existing:
-                self._known.add(storage_id(storage))
+            if storage_id(storage) not in self._followed and storage_id(storage) not in existing:
                 self.live += storage.nbytes()
-                weakref.finalize(storage, self._freed, storage_id(storage), storage.nbytes()).atexit = False
+                finalizer = weakref.finalize(storage, self._freed, storage_id(storage), storage.nbytes())
+                finalizer.atexit = False
+                self._followed[storage_id(storage)] = finalizer
         self.peak = max(self.peak, self.live)
         if function.namespace not in ("prim", "profiler"):  # asks for a device, marks a region: nothing is computed
             self.curve.append((str(function), self.live))
         return result
 
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # of torch
+        for finalizer in self._followed.values():
+            finalizer.detach()
+        self._followed.clear()
+
     def _freed(self, storage: int, size: int) -> None:
-        self._known.discard(storage)
+        del self._followed[storage]
         self.live -= size
 
 
